@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from acpfs.config import WhenFull
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.unseen_room import Account, Promise
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import (
     UNBOUNDED_BYTES,
@@ -34,11 +35,12 @@ from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.payers import Payers
+from acpfs.filesystem.records import Lane
+from acpfs.filesystem.steps import shared, wait
 from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import BLOCK_BYTES
 from acpfs.ram.waiting import Purpose
-from acpfs.types import Ino
 
 MARGIN = 1.25
 """Checkpoints of one job differ by a few percent (optimizer state that is made lazily, logs that
@@ -71,22 +73,6 @@ class Net(enum.Enum):
     """
     HOLDS = "holds"
     """It is held in time."""
-
-
-@dataclass(slots=True, eq=False)
-class Promise:
-    """What the writers of a file were told that they may take."""
-
-    size: int | None
-    """None: nobody knows how much they will write."""
-    paid_by_us: bool = False
-    """Whether the daemon may take their pages: nobody else pays for them."""
-    is_reserved: bool = False
-    """Kept from everybody else, since they cannot be held: stores through a mapping."""
-    reserved_bytes: int = 0
-    """Of that, what `Hold` has not taken over yet."""
-    stopped: bool = False
-    """Of unknown size: whether its writers cannot go on, or have been given room of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +110,7 @@ class Admission:
         self._likely = sizes.likely
         self._earlier = sizes.earlier
         self._unknown_bytes = sizes.unknown_bytes
-        self._promises: dict[Ino, Promise] = {}
+        self._unseen = room.unseen
         self._unsure: dict[bytes, None] = {}
         """Patterns of files the last of which took much less than was expected: sparse, or
         shorter.
@@ -134,7 +120,10 @@ class Admission:
     # -- asking
 
     def refuse(self, handle: Handle) -> str:
-        """Why not, or "": then the room is promised until `settle`."""
+        """Why not, or "": then the room is promised until `left`.
+
+        What others who write the file were promised stays.
+        """
         node = handle.node
         if self._tier.calls.is_crowded() and not node.kernel_writers:
             return "the writers of many files stand still"
@@ -167,8 +156,21 @@ class Admission:
             return "RAM is short"
         refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)
         if not refusal:
-            self._promises[node.ino] = Promise(wanted, self._payers.pays_as_we_do)
+            self._admit(handle, Promise.EXPECTED, wanted)
         return refusal
+
+    def _admit(self, handle: Handle, promise: Promise, size: int = 0) -> None:
+        """It may write the file unseen. Who comes later lifts no room that is kept for stores."""
+        account = self._unseen.open(handle.node, handle, may_map=handle.may_map)
+        account.paid_by_us = self._payers.pays_as_we_do
+        handle.is_unexpected_to_map = handle.may_map and not promise.covers_stores
+        self._promise(account, promise, size)
+
+    @staticmethod
+    def _promise(account: Account, promise: Promise, size: int = 0) -> None:
+        if promise.covers_stores or not (account.promise.covers_stores and account.may_store):
+            account.size = max(size, account.size) if promise is account.promise else size
+            account.promise = promise
 
     def _refuse_to_map(self, path: bytes) -> str:
         """Why a file that may be mapped to write may not have the lane; "": nothing so far.
@@ -192,42 +194,28 @@ class Admission:
             return "mapped or read back, and other writers cannot be held"
         node = handle.node
         others = sum(
-            promise.size
-            for ino, promise in self._promises.items()
-            if promise.size is not None and promise.is_reserved and ino != node.ino
+            account.promised_bytes
+            for account in self._unseen
+            if account.promise is Promise.RESERVED and account.node is not node
         )
         if wanted > most // READ_BACK_SHARE or others + wanted > most // MAPPED_SHARE:
             return "mapped or read back, and too much of RAM"
         refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)
         if refusal:
             return refusal
-        self._give_back(node)  # what was reserved when its lane was chosen before
-        missing = wanted - self.unpromised(urgent=self._room.is_urgent(node))
+        # some of it may be reserved already: its lane was chosen before, or another one opens it
+        more = max(0, wanted - self._unseen.reserved_bytes(node))
+        applicant = self._room.applicant(node, Purpose.WRITE)
+        missing = more - self.unpromised(urgent=applicant.urgent)
         if missing > 0:
             self._tier.ladder.make_room(missing)
-        applicant = self._room.applicant(node, Purpose.WRITE)
-        if missing > 0 and wanted > self.unpromised(urgent=applicant.urgent):
+        if missing > 0 and more > self.unpromised(urgent=applicant.urgent):
             return "RAM is short"
-        if not self._tier.take_free(wanted, applicant):
+        if not self._tier.take_free(more, applicant):
             return "RAM is short"
-        self._promises[node.ino] = Promise(
-            wanted, self._payers.pays_as_we_do, is_reserved=True, reserved_bytes=wanted
-        )
+        self._admit(handle, Promise.RESERVED, wanted)
+        self._unseen.add(node, more)
         return ""
-
-    def hand_over(self, node: Node) -> int:
-        """Bytes that are reserved for what is stored into a file; who asks gives them back."""
-        promise = self._promises.get(node.ino)
-        if promise is None:
-            return 0
-        reserved = promise.reserved_bytes
-        promise.reserved_bytes = 0
-        return reserved
-
-    def _give_back(self, node: Node) -> None:
-        reserved = self.hand_over(node)
-        if reserved:
-            self._tier.release(reserved)
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
         """A writer that appends is one of a log, and one of a file that was small goes on as it
@@ -246,7 +234,7 @@ class Admission:
         ):  # where writes are to fail, nobody would hold them
             return "its size is not known from an earlier file"
         if sum(
-            promise.size is None for promise in self._promises.values()
+            account.promise.is_open for account in self._unseen
         ) >= UNKNOWN_MAX or not self._is_plenty(0):
             return "its size is not known, and RAM is not plentiful"
         # The hold looks at RAM, not at who pays for it: who may take all of it must be able to pay
@@ -255,7 +243,7 @@ class Admission:
             handle.node, handle.pid, self._tier.budget_bytes, self.outstanding_of
         )
         if not refusal:
-            self._promises[handle.node.ino] = Promise(None)
+            self._admit(handle, Promise.UNKNOWN)
         return refusal
 
     def _is_plenty(self, more: int) -> bool:
@@ -283,56 +271,51 @@ class Admission:
         """Room beside what was promised and is not written yet, and what those may still take of
         whom nothing is known.
         """
-        nodes = ((self._table.get(ino), promise) for ino, promise in self._promises.items())
         outstanding = sum(
-            self._outstanding(node, promise)
-            for node, promise in nodes
-            if node is not None and node.kernel_writers and not promise.is_reserved
+            self._outstanding(account)
+            for account in self._unseen
+            if account.node.kernel_writers and account.promise is not Promise.RESERVED
         )
         return self._tier.free_bytes(urgent=urgent) - outstanding
 
-    def _outstanding(self, node: Node, promise: Promise) -> int:
-        if promise.size is None:
-            return 0 if promise.stopped else self._reach_bytes()
+    def _outstanding(self, account: Account) -> int:
+        if account.promise.is_open:
+            # held, or given room of their own
+            is_covered = account.stopped or account.reserved_bytes > 0
+            return 0 if is_covered else self._reach_bytes()
         # what the file takes already counts also beyond its end (`pages_ahead`)
+        node = account.node
         ahead = self._tier.allocated_bytes(node.body.tier) if not node.body.is_cold else 0
-        return max(0, promise.size - max(node.blocks * BLOCK_BYTES, ahead))
+        return max(0, account.promised_bytes - max(node.blocks * BLOCK_BYTES, ahead))
 
     def outstanding_of(self, node: Node) -> int:
         """What was promised to the writers of a file and not written yet."""
-        promise = self._promises.get(node.ino)
-        return 0 if promise is None or promise.size is None else self._outstanding(node, promise)
+        account = self._unseen.find(node)
+        return 0 if account is None or account.promise.is_open else self._outstanding(account)
 
     def _reach_bytes(self) -> int:
         return min(REACH_BYTES_MAX, self._tier.budget_bytes // REACH_SHARE)
 
     def look_bytes(self) -> int:
         """What writers of unknown size write before it is looked again; 0: none of them goes on."""
-        nodes = (
-            self._table.get(ino)
-            for ino, promise in self._promises.items()
-            if promise.size is None and not promise.stopped
+        goes_on = any(
+            account.promise.is_open and self._outstanding(account) and account.node.kernel_writers
+            for account in self._unseen
         )
-        return (
-            self._reach_bytes() // LOOK_SHARE
-            if any(node is not None and node.kernel_writers for node in nodes)
-            else 0
-        )
+        return self._reach_bytes() // LOOK_SHARE if goes_on else 0
 
     def sure_bytes(self, handle: Handle) -> int:
         """How much of what was promised to a writer may be taken at its open: all that is expected,
         or nothing.
         """
-        promise = self._promises.get(handle.node.ino)
-        if promise is None or promise.size is None or not promise.paid_by_us:
-            return 0
-        if promise.is_reserved:
-            # Its pages would count beside what is reserved. It has large ones without that: its
-            # length is set before it is mapped (`huge=within_size`).
+        account = self._unseen.find(handle.node)
+        if account is None or not account.paid_by_us or account.promise is not Promise.EXPECTED:
+            # Of what is reserved, too: its pages would count beside that. Such a file has large
+            # ones without it: its length is set before it is mapped (`huge=within_size`).
             return 0
         if pattern_of(self._table.path(handle.node.ino)) in self._unsure:
             return 0
-        expected = int((promise.size - MARGIN_BYTES) / MARGIN)
+        expected = int((account.size - MARGIN_BYTES) / MARGIN)
         return expected if self._is_plenty(expected) else 0
 
     def unsure(self, node: Node) -> None:
@@ -345,64 +328,98 @@ class Admission:
 
     # -- what became of it
 
-    async def grow(self, node: Node, size: int, granted: int) -> None:
+    async def grow(self, node: Node, size: int) -> None:
         """Reserve what may be stored into a file that is about to become so long; waits as a write
-        does. `granted`: bytes of that which are reserved, and not written yet.
+        does. The file was looked at in this step.
+
+        Where no mapping was expected, and yet there may be one, it takes what is there.
 
         Raises:
             OSError: ENOSPC: there will be no room. Files like this one are not admitted any more.
         """
-        promise = self._promises.get(node.ino)
-        if promise is None:
-            return
-        # Of one that an earlier worker admitted nobody knows whether it was reserved.
-        if not (promise.is_reserved or (promise.size is None and node.kernel_mappers)):
-            return
-        # Not by what was promised: that may have been written already, and cut away.
-        taken = min(node.blocks * BLOCK_BYTES, size)
-        missing = size - taken - granted - promise.reserved_bytes
-        if missing <= 0:
-            return
+        account = self._unseen.find(node)
+        while account is not None and account.needed_bytes(size) > account.reserved_bytes:
+            if not account.promise.covers_stores:
+                self._make_room(account, size)
+                return
+            if account.growing is not None:
+                await wait(account.growing)  # it may be enough for this one, too
+            else:
+                await self._wait_for_more(account, size)
+            account = self._unseen.find(node)
+
+    async def _wait_for_more(self, account: Account, size: int) -> None:
+        node = account.node
+        missing = account.needed_bytes(size) - account.reserved_bytes
+        done = account.growing = shared()
         try:
             has_room = await self._room.reserve(missing, node)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
             has_room = False
+        finally:
+            account.growing = None
+            done.set_result(None)
         if not has_room:
             self.never(self._table.path(node.ino))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self._promises.get(node.ino) is not promise:
-            self._tier.release(missing)  # its last writer has gone meanwhile
-            return
-        promise.size = max(promise.size or 0, size)
-        promise.is_reserved = True
-        promise.reserved_bytes += missing
+        self._unseen.add(node, missing)
+
+    def provide(self) -> None:
+        """See that there is room for stores into files that became longer unseen, or were mapped
+        unexpectedly: what may leave does.
+        """
+        for account in self._unseen:
+            if account.needed_bytes() > account.reserved_bytes:
+                self._make_room(account, account.node.size)
+
+    def _make_room(self, account: Account, size: int) -> None:
+        if not self._unseen.provide(account, size):
+            missing = account.needed_bytes(size) - account.reserved_bytes
+            urgent = self._room.is_urgent(account.node)
+            self._tier.ladder.make_room(missing - self._tier.free_bytes(urgent=urgent))
+            self._unseen.provide(account, size)
 
     def restored(self, handle: Handle) -> None:
         """A file was admitted by an earlier worker, and what was promised is not known any more.
 
         What one can store into that may map it is reserved again, if it is there.
         """
-        node = handle.node
-        if node.ino in self._promises and self._promises[node.ino].is_reserved:
-            return
-        self._promises[node.ino] = Promise(None)
-        missing = node.size - node.blocks * BLOCK_BYTES
-        applicant = self._room.applicant(node, Purpose.WRITE)
-        if handle.may_map and missing > 0 and self._tier.take_free(missing, applicant):
-            self._promises[node.ino] = Promise(node.size, is_reserved=True, reserved_bytes=missing)
+        account = self._unseen.open(handle.node, handle, may_map=handle.may_map)
+        if handle.may_map:
+            account.found_behind = self._bytes_behind(handle.node)
+        if handle.lane is not Lane.PASSTHROUGH:
+            account.is_mapped = True  # its mapping leaves no trace
+        elif handle.may_map and not handle.is_unexpected_to_map:
+            self._promise(account, Promise.RESTORED)
+            self._unseen.provide(account)  # before others, who had nothing of their own
+        else:
+            self._promise(account, Promise.UNKNOWN)
+
+    def _bytes_behind(self, node: Node) -> int:
+        is_there = node.body.is_whole_in_ram and not self._tier.is_lost(node.body.tier)
+        return self._tier.bytes_behind(node.body.tier) if is_there else 0
+
+    def beside(self, handle: Handle) -> None:
+        """One of the daemon's lane may store through a mapping beside those of the kernel's."""
+        account = self._unseen.open(handle.node, handle, may_map=True)
+        account.is_mapped = True  # its mapping leaves no trace
+        self._unseen.provide(account)
+
+    def trim(self, node: Node) -> None:
+        """Give back what a file does not need that did not become as long as it was to be."""
+        self._unseen.trim(node)
 
     def stop(self, node: Node, *, stopped: bool) -> None:
-        """Whether its writers cannot write unseen: they are held, or have been given room of their
-        own.
-        """
-        promise = self._promises.get(node.ino)
-        if promise is not None:
-            promise.stopped = stopped
+        """Whether its writers are held, and cannot write unseen."""
+        account = self._unseen.find(node)
+        if account is not None:
+            account.stopped = stopped
 
-    def settle(self, node: Node) -> None:
-        """Nobody writes to the file in this lane any more."""
-        self._give_back(node)
-        self._promises.pop(node.ino, None)
+    def left(self, handle: Handle) -> None:
+        """It does not write the file unseen any more, or has not got the lane."""
+        self._unseen.close(handle.node, handle)
 
     def never(self, path: bytes) -> None:
         """Files like this one cannot be written in this lane."""
@@ -419,8 +436,8 @@ class Admission:
 
     def learn(self, node: Node) -> None:
         """The file is complete."""
-        promise = self._promises.get(node.ino)
-        if node.size >= WORTH_LEARNING_BYTES or (promise is not None and promise.size is None):
+        account = self._unseen.find(node)
+        if node.size >= WORTH_LEARNING_BYTES or (account is not None and account.promise.is_open):
             path = self._table.path(node.ino)
             self._expectations.learn(path, node.size)
             self._likely.learn(path, node.size)

@@ -92,22 +92,6 @@ class Closes:
         if not handle.wrote:
             self._wrote(handle)
 
-    async def may_store(self, node: Node, size: int) -> None:
-        """Have room for stores through a mapping, before the file becomes so long.
-
-        Raises:
-            OSError: ENOSPC: there will be none.
-        """
-        await self._lane_use.may_store(node, size)
-
-    def allocates(self, node: Node, size: int) -> None:
-        """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
-        self._lane_use.allocates(node, size)
-
-    def allocated(self, node: Node) -> None:
-        """They are, as far as they were not before."""
-        self._lane_use.allocated(node)
-
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of
         another one.

@@ -433,7 +433,7 @@ class FileSystemParts:
             self.contents,
             self._writable,
             self.use,
-            upper.log,
+            self.lane_use,
         )
         self.directories = Directories(
             self.table, self.names, self.attributes, self.lower_view, self.kept

@@ -18,13 +18,13 @@ from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.handles import Handles
 from acpfs.filesystem.kept_handles import Handle
+from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.node_use import NodeUse
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.syncing import Syncing
-from acpfs.ram.tier import BLOCK_BYTES, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
+from acpfs.ram.tier import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 from acpfs.types import HandleId
-from acpfs.writeback.log.log import OperationLog
 
 FILE_BYTES_MAX = 16 << 40
 """A file may always be so long, on however small a file system; it is what ext4 has room for in one
@@ -48,7 +48,7 @@ class Files:
         contents: Contents,
         writable: Writable,
         use: NodeUse,
-        log: OperationLog,
+        lane_use: LaneUse,
     ) -> None:
         self._handles = handles
         self._closes = closes
@@ -57,7 +57,7 @@ class Files:
         self._contents = contents
         self._writable = writable
         self._use = use
-        self._log = log
+        self._lane_use = lane_use
         self._file_bytes_max = FILE_BYTES_MAX
 
     # -- the content as a whole
@@ -72,16 +72,7 @@ class Files:
         """What was written, closed or not, and is in RAM alone: the backing directory will want
         room for it.
         """
-        written = (
-            node
-            for node in self._handles.open_nodes()
-            if (node.modified or node.kernel_writers) and not node.body.is_cold and node.body.tier
-        )
-        unfrozen = (
-            max(0, node.blocks * BLOCK_BYTES - self._contents.frozen_bytes(node))
-            for node in written
-        )
-        return self._log.unstored_bytes + sum(unfrozen)
+        return self._contents.owed_bytes(self._handles.open_nodes())
 
     def _check_end(self, node: Node, end: int) -> None:
         """Whether a file may reach so far; one that is longer already may stay so.
@@ -107,9 +98,10 @@ class Files:
             self._closes.changes(handle)
         node.handles += 1
         try:
-            await self._closes.may_store(node, size)
+            await self._lane_use.lengthens(node, size)
             await self._writable.truncate(node, size)
         finally:
+            self._lane_use.resized(node)
             self._use.closed(node)
             if handle is not None:
                 self._closes.changed(handle)
@@ -186,16 +178,17 @@ class Files:
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         handle = self._begin(number, offset + length)
+        node = handle.node
+        keeps_size = bool(mode & FALLOC_KEEP_SIZE)
         try:
-            await self._ready(handle.node)
-            if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
-                handle.node.body.reserved = True
-                self._closes.allocates(handle.node, length)
-            await self._contents.allocate(
-                handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE)
-            )
+            if not keeps_size:
+                await self._lane_use.lengthens(node, max(node.size, offset + length))
+            await self._ready(node)
+            if not node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
+                node.body.reserved = True
+            await self._contents.allocate(node, mode, offset, length, keep_size=keeps_size)
         finally:
-            self._closes.allocated(handle.node)
+            self._lane_use.resized(node)
             self._closes.changed(handle)
 
     async def copy_range(

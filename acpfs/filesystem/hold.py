@@ -147,13 +147,7 @@ class Watched:
 
     node: Node
     counted_bytes: int
-    """Of the file, that its turns in the queue know of."""
-    granted_bytes: int = 0
-    """Reserved for its writers when they were held, or opened the file to store through a mapping,
-    and not written yet.
-    """
-    given_back_bytes: int = 0
-    """Of those, what is about to be allocated: it counts as written of nothing that is left."""
+    """What the file took at the last look."""
     has_grown: bool = False
     """Since it was given something of the slack, or opened: somebody does write.
 
@@ -198,6 +192,7 @@ class Hold:
         self._admission = admission
         self._tier = tier
         self._room = room
+        self._unseen = room.unseen
         self._holder: Holder | None = None
         self._writers: dict[Ino, Watched] = {}
         self._held: dict[Ino, Held] = {}
@@ -215,47 +210,11 @@ class Hold:
         self._holder = holder
         self._admission.net = net
 
-    def add(self, node: Node, *, reserved: int = 0) -> None:
-        """The node has a writer in the passthrough lane; so many bytes of RAM are reserved for
-        it.
-        """
-        writer = self._writers.setdefault(node.ino, Watched(node, node.blocks * BLOCK_BYTES))
-        writer.granted_bytes += reserved
+    def add(self, node: Node) -> None:
+        """The node has a writer in the passthrough lane."""
+        self._writers.setdefault(node.ino, Watched(node, node.blocks * BLOCK_BYTES))
         if self._holder is not None:
             self._holder.look_soon()
-
-    def give_back(self, node: Node, size: int) -> None:
-        """What is reserved for a file, so many bytes at most: somebody else takes the pages for its
-        writers, and reserves them himself.
-        """
-        writer = self._writers.get(node.ino)
-        if writer is not None and writer.granted_bytes:
-            given = min(size, writer.granted_bytes)
-            writer.granted_bytes -= given
-            writer.given_back_bytes += given
-            self._tier.release(given)
-
-    def take_again(self, node: Node) -> None:
-        """Of what was given back, what was not allocated after all (it was before, or the call has
-        failed), as far as it is there.
-        """
-        writer = self._writers.get(node.ino)
-        if writer is not None and writer.given_back_bytes:
-            self._contents.kernel.look(node)
-            self._count(writer)
-            left = writer.given_back_bytes
-            writer.given_back_bytes = 0
-            if left and self._tier.take_free(left, self._applicant(node)):
-                writer.granted_bytes += left
-
-    def granted(self, node: Node) -> int:
-        """Bytes that are reserved for a file's writers and not written, as of now."""
-        writer = self._writers.get(node.ino)
-        if writer is None:
-            return 0
-        self._contents.kernel.look(node)
-        self._count(writer)
-        return writer.granted_bytes
 
     def look_soon(self) -> None:
         """Something happened that held writers waited for."""
@@ -279,10 +238,14 @@ class Hold:
         self._forget_closed()
         if not self._writers or self._holder is None:
             return math.inf
+        reserved = self._tier.reserved_bytes
         for writer in self._writers.values():
-            self._contents.kernel.look(writer.node)
-            self._count(writer)
+            self._look(writer)
+        if self._tier.reserved_bytes < reserved:
+            # Where it was written to pages that had been taken ahead, there is more room now.
+            self._tier.room_changed()
         self._admission.watch_memory()
+        self._admission.provide()
         ahead = self._ahead()
         unpromised = self._admission.unpromised()
         if unpromised < ahead:
@@ -290,7 +253,7 @@ class Hold:
         for writer in self._writers.values():
             if (
                 writer.node.ino not in self._held
-                and not writer.granted_bytes
+                and not self._unseen.is_provided(writer.node)
                 and self._is_short_for(writer.node)
             ):
                 self._begin(writer.node)
@@ -307,30 +270,18 @@ class Hold:
 
     def _forget_closed(self) -> None:
         for ino in [ino for ino, writer in self._writers.items() if not writer.node.kernel_writers]:
-            writer = self._writers.pop(ino)
-            self._count(writer)
-            self._tier.release(writer.granted_bytes)
+            del self._writers[ino]
             if ino in self._held:
                 self._end(self._held[ino])
 
-    def _count(self, writer: Watched) -> None:
-        """What the kernel has written counts for the writer's turns; what was reserved for it did
-        already.
+    def _look(self, writer: Watched) -> None:
+        """What the kernel has written counts for the writer's turns, and as taken from what was
+        reserved for it (`UnseenRoom.count`).
         """
+        self._contents.kernel.look(writer.node)
         taken = writer.node.blocks * BLOCK_BYTES
-        grown = taken - writer.counted_bytes
+        writer.has_grown |= taken > writer.counted_bytes
         writer.counted_bytes = taken
-        writer.has_grown |= grown > 0
-        allocated = min(writer.given_back_bytes, max(0, grown))
-        writer.given_back_bytes -= allocated
-        grown -= allocated
-        used = min(writer.granted_bytes, max(0, grown))
-        if used:
-            writer.granted_bytes -= used
-            if not writer.granted_bytes:
-                self._admission.stop(writer.node, stopped=False)
-            self._tier.release(used)
-        self._tier.had(self._applicant(writer.node), grown - used)
 
     def _margin(self) -> int:
         """Room at which writers are held: what they write until they are comes out of the slack."""
@@ -466,7 +417,7 @@ class Hold:
             return
         granted = self._granted(held)
         if granted:
-            self._writers[held.node.ino].granted_bytes = granted
+            self._unseen.add(held.node, granted)
             self._end(held)
             return
         now = self._now()
@@ -544,7 +495,7 @@ class Hold:
         stays = is_read or node.kernel_mappers > 0
         left = BEYOND_LEFT_BYTES * (2 if stays else 1)
         if self._tier.reserve_slack(BEYOND_BYTES, self._applicant(held.node), left):
-            writer.granted_bytes = BEYOND_BYTES
+            self._unseen.add(node, BEYOND_BYTES)
             writer.has_grown = False
             self._end(held)
         elif is_read:
@@ -567,10 +518,7 @@ class Hold:
     def _end(self, held: Held) -> None:
         del self._held[held.node.ino]
         held.ended = True
-        writer = self._writers.get(held.node.ino)
-        self._admission.stop(
-            held.node, stopped=writer is not None and writer.granted_bytes > 0
-        )  # what it writes then is reserved
+        self._admission.stop(held.node, stopped=False)
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
             self._tier.release(held.asked_bytes)
         self._tier.room_changed()

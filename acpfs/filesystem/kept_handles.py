@@ -38,6 +38,7 @@ _BY_OPENER = 64
 _WAITS = 128
 _CLOSED = 256
 _RELEASED = 512
+_UNEXPECTED = 1024
 _PROCESS_SHIFT = 32
 """Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0:
 not known.
@@ -119,6 +120,8 @@ class Handle:
     """Opened to read and write while it was empty: its path then, under which the next one like it
     is looked for.
     """
+    is_unexpected_to_map: bool = False
+    """It can map the file, and is not expected to do so: no room was reserved for that."""
     only_written: bool = True
     """Nobody was seen to read through it, nor to map it."""
     was_synced: bool = False
@@ -275,6 +278,7 @@ class KeptHandles:
             | _WAITS * (handle.state is CloseState.WAITING)
             | _CLOSED * (handle.state is CloseState.OVER)
             | _RELEASED * handle.is_released
+            | _UNEXPECTED * handle.is_unexpected_to_map
         )
         return bits | handle.uid << _UID_SHIFT
 
@@ -414,6 +418,7 @@ class KeptHandles:
                 handle.wrote_by.add(UNTOLD)
             handle.by_opener = bool(bits & _BY_OPENER)
             handle.is_released = bool(bits & _RELEASED)
+            handle.is_unexpected_to_map = bool(bits & _UNEXPECTED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 from acpfs.filesystem.content.body import UNSEEN, Body, Writing
 from acpfs.filesystem.fullness import STAMPS, Fullness
@@ -73,6 +74,13 @@ class WriteGuard:
     """The file is being marked anew."""
 
 
+class Looked(Protocol):
+    """What is told of each look: the node has its size and blocks."""
+
+    def __call__(self, node: Node, *, is_mapped: bool) -> None:
+        """`is_mapped`: whether somebody may have mapped the file to write."""
+
+
 class KernelWrites:
     """Looks at tier files for what the kernel did to them."""
 
@@ -85,11 +93,14 @@ class KernelWrites:
         marks: Marks,
         renewed: Callable[[Version], None],
         clock: Clock,
+        looked: Looked,
     ) -> None:
         """`opened`: the descriptor of a content, to look at it and to set its times.
 
-        `renewed`: called when a version had to become what its file is now.
+        `renewed`: called when a version had to become what its file is now. `looked`: called with
+        each look at a file.
         """
+        self._looked = looked
         self._now = clock.now
         self._renewed = renewed
         self._tier = tier
@@ -116,11 +127,13 @@ class KernelWrites:
         if moment is not None:
             self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == body.seen:
+            self._looked(node, is_mapped=self.has_trace(st))
             if self._may_store(node, st):
                 self.assume_changed(node)
             return False
         node.size = st.st_size
         node.blocks = self._blocks(node, st)
+        self._looked(node, is_mapped=self.has_trace(st))
         if body.interrupted and body.seen != UNSEEN:  # somebody goes on writing to it
             body.interrupted = False
             self._table.changed(node)
@@ -148,9 +161,9 @@ class KernelWrites:
         """
         if not node.kernel_mappers or node.interrupted:
             return False
-        return self._has_trace(st)
+        return self.has_trace(st)
 
-    def _has_trace(self, st: os.stat_result) -> bool:
+    def has_trace(self, st: os.stat_result) -> bool:
         """Whether the tier file may have been mapped since `expect_mappings`; so it is, too, where
         the kernel tells no more.
         """
@@ -201,7 +214,7 @@ class KernelWrites:
         tier_id = node.kernel_target
         if not tier_id or self._tier.is_lost(tier_id):
             return False
-        return self._has_trace(self._tier.stat(tier_id))
+        return self.has_trace(self._tier.stat(tier_id))
 
     def left(self, node: Node) -> None:
         """One less may write unseen.
@@ -370,7 +383,7 @@ class KernelWrites:
         """Whether somebody may have stored to the version's bytes through a mapping; also when
         nobody has the file open any more.
         """
-        return version.vid in self._mappable and self._has_trace(self._tier.stat(version.tier_id))
+        return version.vid in self._mappable and self.has_trace(self._tier.stat(version.tier_id))
 
     def still_frozen(self, version: Version) -> bool:
         """Whether the version's bytes are what they were.

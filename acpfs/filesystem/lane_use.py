@@ -61,29 +61,36 @@ class LaneUse:
         """Decide the handle's lane; returns the descriptor for the kernel, -1 outside
         passthrough.
         """
-        node = handle.node
         if handle.writable:
             self._ahead.give_back()
-        lane = await self._lane_for(handle)
-        handle.lane = lane
-        if lane is not Lane.PASSTHROUGH:
-            if self._lanes.bind(handle):
-                await self._contents.protect(
-                    node, 0
-                )  # from the first byte: a mapping is written to anywhere
-                self._contents.kernel.expect(node)
-                handle.unseen = True
-                node.kernel_rewriters += 1
-            node.daemon_mappers += handle.may_map
-            if not handle.bound:
-                node.daemon_opened_at = self._lanes.now()
-            return -1
         try:
-            fd = self._descriptor(handle)
+            handle.lane = await self._lane_for(handle)
+            fd = self._descriptor(handle) if handle.lane is Lane.PASSTHROUGH else -1
         except BaseException:
-            if not node.kernel_writers:
-                self._admission.settle(node)
+            self._admission.left(handle)  # it may have been admitted
             raise
+        if handle.lane is Lane.PASSTHROUGH:
+            self._take_kernel(handle)
+        else:
+            self._admission.left(handle)
+            await self._take_daemon(handle)
+        return fd
+
+    async def _take_daemon(self, handle: Handle) -> None:
+        node = handle.node
+        if self._lanes.bind(handle):
+            # from the first byte: a mapping is written to anywhere
+            await self._contents.protect(node, 0)
+            self._contents.kernel.expect(node)
+            handle.unseen = True
+            node.kernel_rewriters += 1
+            self._admission.beside(handle)
+        node.daemon_mappers += handle.may_map
+        if not handle.bound:
+            node.daemon_opened_at = self._lanes.now()
+
+    def _take_kernel(self, handle: Handle) -> None:
+        node = handle.node
         if handle.writable:
             self._ahead.take(handle)
             if handle.may_map:
@@ -91,10 +98,9 @@ class LaneUse:
             self._contents.kernel.expect(node)
             node.kernel_mappers += handle.maps_in_kernel
             node.kernel_rewriters += handle.rewrites_unseen
-            self._hold.add(node, reserved=self._admission.hand_over(node))
+            self._hold.add(node)
         node.kernel_handles += 1
         node.kernel_target = node.body.tier if not node.body.is_cold else TierId(0)
-        return fd
 
     async def _lane_for(self, handle: Handle) -> Lane:
         node = handle.node
@@ -135,8 +141,6 @@ class LaneUse:
                 lane = self._choose(
                     handle
                 )  # again: its bytes may have moved out meanwhile, or somebody may have mapped it
-            if lane is not Lane.PASSTHROUGH and not node.kernel_writers:
-                self._admission.settle(node)
         return lane
 
     def _descriptor(self, handle: Handle) -> int:
@@ -186,8 +190,8 @@ class LaneUse:
             self._contents.kernel.left(node)
             node.kernel_rewriters -= handle.rewrites_unseen
             node.kernel_mappers -= handle.maps_in_kernel
+            self._admission.left(handle)
             if not node.kernel_writers:
-                self._admission.settle(node)
                 self._ahead.cut(node)
                 self._contents.kernel_ended(node)
                 self._hold.look_soon()
@@ -216,26 +220,22 @@ class LaneUse:
         """Whether its mapping has gone on for long after the descriptor was closed."""
         return bool(handle.closed_at) and self._lanes.now() - handle.closed_at > MAPPING_GOES_ON_S
 
-    async def may_store(self, node: Node, size: int) -> None:
+    async def lengthens(self, node: Node, size: int) -> None:
         """Reserve room for stores through a mapping, before the file becomes so long; waits for it
         as a write does.
 
         Raises:
             OSError: ENOSPC: there will be none.
         """
-        await self._admission.grow(node, size, self._hold.granted(node))
         if node.kernel_writers:
-            self._hold.add(node, reserved=self._admission.hand_over(node))
-        else:
-            self._admission.settle(node)
+            self._contents.kernel.look(node)
+            await self._admission.grow(node, size)
 
-    def allocates(self, node: Node, size: int) -> None:
-        """So many bytes of a file are about to be allocated (fallocate), which reserves them."""
-        self._hold.give_back(node, size)
-
-    def allocated(self, node: Node) -> None:
-        """They are, as far as they were not before."""
-        self._hold.take_again(node)
+    def resized(self, node: Node) -> None:
+        """The file has the length now that it is to have, or will not have it: what was reserved
+        for more goes.
+        """
+        self._admission.trim(node)
 
     def restored(self, handle: Handle) -> None:
         """The handle was opened with an earlier worker, and goes on."""
@@ -250,7 +250,7 @@ class LaneUse:
             node.kernel_mappers += handle.maps_in_kernel
             self._contents.kernel.restored(node)  # before: how long the file is
             self._admission.restored(handle)
-            self._hold.add(node, reserved=self._admission.hand_over(node))
+            self._hold.add(node)
 
     def look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is

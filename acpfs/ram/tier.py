@@ -41,6 +41,8 @@ UNREAD_NS = 1
 """The atime of a tier file that was neither read nor mapped since it was set. So old a one is
 replaced by the first that comes, also where atimes are kept as rarely as with `relatime`.
 """
+_CACHESTAT = 451
+"""The number of the system call, on every machine."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -363,6 +365,24 @@ class Tier:
             os.close(read_fd)
             os.close(write_fd)
 
+    def bytes_behind(self, tier_id: TierId) -> int:
+        """Pages that somebody has allocated behind a file's end (fallocate), in bytes.
+
+        To look for holes (SEEK_HOLE) takes the inode lock; to ask the page cache (cachestat, since
+        Linux 6.5) does not. 0 as well where that cannot be asked.
+        """
+        fd = self.open_to_read(tier_id)
+        try:
+            st = os.fstat(fd)
+            end = -(-st.st_size // mmap.PAGESIZE) * mmap.PAGESIZE
+            extent = (ctypes.c_uint64 * 2)(0, end)
+            counts = (ctypes.c_uint64 * 5)()
+            if end and _libc.syscall(ctypes.c_long(_CACHESTAT), fd, extent, counts, 0) != 0:
+                return 0
+            return max(0, st.st_blocks * BLOCK_BYTES - counts[0] * mmap.PAGESIZE)
+        finally:
+            os.close(fd)
+
     # -- budget
 
     def allocated_bytes(self, tier_id: TierId) -> int:
@@ -475,6 +495,16 @@ class Tier:
         """
         self.reserved_bytes -= size
         self._wake()
+
+    def settled(self, size: int) -> None:
+        """`release` of what was written and is accounted for: nothing is free by that, and nobody
+        is served.
+        """
+        self.reserved_bytes -= size
+
+    def keep(self, size: int) -> None:
+        """Reserve what a file has just freed, for itself: nobody else had it meanwhile."""
+        self.reserved_bytes += size
 
     def settle(self, tier_id: TierId) -> None:
         """Account for what a tier file takes now."""

@@ -20,6 +20,7 @@ _LIBC.readdir64.argtypes = [ctypes.c_void_p]
 _LIBC.rewinddir.argtypes = [ctypes.c_void_p]
 _LIBC.closedir.argtypes = [ctypes.c_void_p]
 _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_LIBC.syscall.restype = ctypes.c_long
 
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
@@ -113,3 +114,18 @@ def error_of(function: Callable[..., object], *args: object) -> int:
     except OSError as error:
         return error.errno or -1
     return 0
+
+
+_CACHESTAT = 451
+
+
+def cached_pages(fd: int, size: int) -> int:
+    """cachestat(2), since Linux 6.5: how many pages the cache has of a file's first `size` bytes;
+    on a tmpfs, also of those that were allocated and never written.
+    """
+    extent = (ctypes.c_uint64 * 2)(0, size)
+    counts = (ctypes.c_uint64 * 5)()
+    if not size:
+        return 0
+    _checked(_LIBC.syscall(_CACHESTAT, fd, extent, counts, 0))
+    return counts[0]

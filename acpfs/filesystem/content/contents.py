@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
@@ -121,7 +121,14 @@ class Contents:
         self._fills = fills
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(
-            tier, log, table, self._opened_to_look, marks, versions.tell_renewed, copies.clock
+            tier,
+            log,
+            table,
+            self._opened_to_look,
+            marks,
+            versions.tell_renewed,
+            copies.clock,
+            room.unseen.count,
         )
         self.earlier = EarlierWriters(
             tier,
@@ -486,6 +493,18 @@ class Contents:
         if is_longer:
             self._overflow.inherit(body)
 
+    def owed_bytes(self, nodes: Iterable[Node]) -> int:
+        """What of these, which are open, and of all versions is in RAM alone: the backing directory
+        will want room for it.
+        """
+        written = (
+            node
+            for node in nodes
+            if (node.modified or node.kernel_writers) and not node.body.is_cold and node.body.tier
+        )
+        unfrozen = (max(0, node.blocks * BLOCK_BYTES - self.frozen_bytes(node)) for node in written)
+        return self._log.unstored_bytes + sum(unfrozen)
+
     # -- bytes
 
     async def read(self, body: Body, offset: int, size: int) -> bytes:
@@ -582,6 +601,7 @@ class Contents:
         if body.is_overflowed:
             return None
         wanted = pages_wanted(node, offset, size)
+        wanted -= self._room.unseen.own_bytes(node, offset, wanted, max(node.size, offset + size))
         at_once = not wanted or self._room.at_once(wanted, node)
         if not at_once and not await self._room.reserve(wanted, node):
             return None
@@ -721,7 +741,12 @@ class Contents:
 
         Where RAM has no room for them the file goes where the bytes would if they were written.
         """
-        wanted = 0 if mode & FALLOC_PUNCH_HOLE or node.body.is_overflowed else length
+        takes = 0 if mode & FALLOC_PUNCH_HOLE or node.body.is_overflowed else length
+        own = self._room.unseen
+        if takes and keep_size:
+            own.allocates(node, offset + length)
+        size = node.size if keep_size else max(node.size, offset + length)
+        wanted = takes - own.own_bytes(node, offset, takes, size)
         if node.body.is_overflowed or (
             wanted and not await self._room.reserve(wanted, node, Purpose.ALLOCATE)
         ):
@@ -738,7 +763,7 @@ class Contents:
             if body.is_overflowed:
                 await self._allocate_overflow(node, mode, offset, length)
                 return
-            if wanted <= ALLOCATE_PIECE_BYTES:
+            if takes <= ALLOCATE_PIECE_BYTES:
                 try:
                     await self.locking(body, fallocate, mode, offset, length)
                 finally:
@@ -747,15 +772,17 @@ class Contents:
             try:
                 for start in (
                     range(offset, offset + length, ALLOCATE_PIECE_BYTES)
-                    if wanted > ALLOCATE_PIECE_BYTES
+                    if takes > ALLOCATE_PIECE_BYTES
                     else ()
                 ):
                     if node.body is not body:  # truncated meanwhile: that comes after what is done
                         return
-                    size = min(ALLOCATE_PIECE_BYTES, offset + length - start)
-                    await self._allocate_piece(node, body, mode, start, size)
-                    self._tier.release(size)
-                    wanted -= size
+                    piece = min(ALLOCATE_PIECE_BYTES, offset + length - start)
+                    await self._allocate_piece(node, body, mode, start, piece)
+                    rest = offset + length - start - piece
+                    left = max(0, rest - own.own_bytes(node, start + piece, rest, size))
+                    self._tier.release(max(0, wanted - left))
+                    wanted = min(wanted, left)
             finally:
                 body.let_go()
         finally:
@@ -808,6 +835,7 @@ class Contents:
                 self.kernel.note(node, UNSEEN)
                 node.size = st.st_size
                 node.blocks = st.st_blocks
+                self._room.unseen.count(node, is_mapped=self.kernel.has_trace(st))
 
     def read_in_kernel(self, node: Node) -> None:
         """A reader in the passthrough lane is gone.

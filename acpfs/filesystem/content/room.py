@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from acpfs.config import WhenFull
 from acpfs.filesystem.content.outlook import DrainOutlook
+from acpfs.filesystem.content.unseen_room import UnseenRoom
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.filesystem.steps import wait
@@ -38,6 +39,7 @@ class Room:
         self.is_urgent = is_urgent
         self.when_full = when_full
         self.outlook = outlook
+        self.unseen = UnseenRoom(tier, lambda node: self.applicant(node, Purpose.RELEASE))
         self._sure_for = 0
         """So many versions may be persisted before it has to be looked again whether somebody waits
         in vain.

@@ -36,8 +36,8 @@ LANE_BUGS = [
         "rewriting-unseen",
         "the kernel is taken to have written only where the size is another",
         KERNEL_WRITES,
-        "        if (st.st_mtime_ns, st.st_size) == body.seen:\n            if",
-        "        if st.st_size == body.seen[1]:\n            if",
+        "        if (st.st_mtime_ns, st.st_size) == body.seen:\n            self",
+        "        if st.st_size == body.seen[1]:\n            self",
         ONLY_LANE,
     ),
     Bug(

@@ -1,0 +1,409 @@
+"""What is reserved for stores through mappings: each file has what they may still need, whatever
+opens, lengthens, allocates, closes, evicts and dies, and nothing stays reserved at the end.
+
+The test is the kernel and the programs: it writes to the descriptors that opens hand out.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from acpfs.config import WhenFull
+from acpfs.filesystem import admission, lanes
+from acpfs.filesystem.admission import Net
+from acpfs.filesystem.content import contents
+from acpfs.filesystem.content.body import Body
+from acpfs.filesystem.expectations import Use
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.records import AttributeChange, Attributes, Caller, Lane, OpenFile
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
+from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, cached_pages
+
+PAGE = mmap.PAGESIZE
+PAGES = 4096
+"""Of the whole budget."""
+FILE_PAGES = 256
+FILES_MAX = 8
+LIVES = 4
+STEPS = 60
+"""Of each worker."""
+
+
+class Locks:
+    """Double of what takes inode locks: at once."""
+
+    def __init__(self, w: World) -> None:
+        self._w = w
+        self._held: dict[Ino, Future[bool]] = {}
+        w.inner.hold.offer(self, Net.HOLDS)
+
+    def take(self, ino: Ino) -> None:
+        until = self._w.inner.hold.taken(ino)
+        if until is not None:
+            self._held[ino] = until
+
+    def look_soon(self) -> None:
+        """The test looks itself."""
+
+    def is_held(self, ino: Ino) -> bool:
+        return ino in self._held and not self._held[ino].done()
+
+
+@dataclass(eq=False)
+class Program:
+    """One open file: as the kernel has it."""
+
+    opened: OpenFile
+    ino: Ino
+    access: int
+    descriptor: int = -1
+    """The kernel's, which outlives workers; -1: its bytes go through the daemon."""
+    mapping: mmap.mmap | None = field(default=None, repr=False)
+    is_firm: bool = False
+    """Opened to be mapped, and with all the room for that."""
+
+
+class Story:
+    """Random calls, and what must be so between them."""
+
+    def __init__(self, chance: Random, when_full: WhenFull) -> None:
+        self.chance = chance
+        self.when_full = when_full
+        self.open: list[Program] = []
+        self.number = 0
+        self.requests = 0
+        self.admitted = 0
+        """Files that had passthrough, and room for all that they are expected to need."""
+        self.told: list[str] = []
+        """What was done, for who reads a failure."""
+
+    async def life(self, base: Path, patch: pytest.MonkeyPatch, *, is_last: bool) -> None:
+        async with world(
+            base,
+            budget_bytes=PAGES * PAGE,
+            max_dirty_age_s=0,
+            hold=False,
+            session="s",
+            when_full=self.when_full,
+        ) as self.w:
+            self.patch = patch
+            w = self.w
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            self.locks = Locks(w)
+            self.check("a new worker")
+            for _ in range(STEPS):
+                await self.step()
+            if is_last:
+                with trio.fail_after(60):
+                    await self.end()
+
+    async def end(self) -> None:
+        while self.open:
+            await self.close(self.open.pop())
+        self.check("all are closed")
+        assert self.w.tier.reserved_bytes == 0, self.history()
+        for name in await self.w.names():  # halves stay in RAM until somebody decides
+            await self.w.do(self.w.fs.unlink(ROOT, name))
+        await self.w.drained()
+        assert self.w.tier.reserved_bytes == 0, self.history()
+        for _ in itertools.count():  # what was logged is forgotten behind the last answer
+            if not self.w.tier.used_bytes:
+                break
+            await trio.sleep(0.01)
+
+    async def step(self) -> None:
+        steps: list[tuple[int, Callable[[], Awaitable[str]]]] = [
+            (4, self.begin),
+            (3, self.open_again),
+            (1, self.fail_to_open),
+            (6, self.lengthen),
+            (2, self.lengthen_twice),
+            (5, self.allocate),
+            (6, self.store),
+            (2, self.append),
+            (2, self.write_through_daemon),
+            (3, self.end_one),
+            (3, self.save_another),
+            (2, self.drain),
+            (1, self.evict),
+        ]
+        calls = self.chance.choices(
+            [call for _weight, call in steps],
+            [weight for weight, _call in steps],
+            k=self.chance.choice((1, 1, 1, 2)),
+        )
+        if self.fail_to_open in calls:
+            calls = [self.fail_to_open]  # others would fail, too
+        said: list[str] = []
+
+        async def do(call: Callable[[], Awaitable[str]]) -> None:
+            said.append(await call())
+
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(do, call)
+        self.check(", at once ".join(said))
+
+    # -- what must be so
+
+    def node(self, ino: Ino) -> Node:
+        return self.w.inner.table[ino]
+
+    def check(self, said: str) -> None:
+        w = self.w
+        self.told.append(said)
+        with w.fs.lock:
+            w.inner.hold.tick()
+            kept = {ino: self.kept(ino) for ino in {one.ino for one in self.open}}
+            assert w.tier.reserved_bytes == sum(kept.values()), self.history()
+            for one in self.open:
+                if one.is_firm or (one.mapping is not None and not self.is_short(one)):
+                    assert kept[one.ino] >= needed(one), (one, kept[one.ino], self.history())
+
+    def kept(self, ino: Ino) -> int:
+        return self.w.inner.room.unseen.reserved_bytes(self.node(ino))
+
+    def is_short(self, one: Program) -> bool:
+        """Of one that nobody expected to be mapped: there is not so much."""
+        return bool(self.w.tier.waiting()) or self.w.tier.free_bytes() < needed(one)
+
+    def history(self) -> str:
+        return "\n".join(one for one in self.told if one != "nothing")
+
+    # -- calls
+
+    def some(self, *, in_kernel: bool = False) -> Program | None:
+        among = [one for one in self.open if one.descriptor >= 0 or not in_kernel]
+        return self.chance.choice(among) if among else None
+
+    def pages(self, most: int) -> int:
+        return self.chance.randint(0, most) * PAGE
+
+    async def begin(self) -> str:
+        if len(self.open) >= FILES_MAX:
+            return "nothing"
+        name = self.new_name(self.chance.choice(("map", "map", "map", "new")))
+        opened, made = await self.create(name)
+        one = self.take(opened, made.ino, os.O_RDWR)
+        one.is_firm = one.descriptor >= 0 and name.startswith("map")
+        self.admitted += one.is_firm
+        return f"create {name}: {opened.lane.value}"
+
+    def new_name(self, kind: str) -> str:
+        """Like that of no file before: what became of those is no matter."""
+        self.number += 1
+        return kind + "".join("-" + "abcdefghij"[int(digit)] for digit in str(self.number))
+
+    async def create(self, name: str) -> tuple[OpenFile, Attributes]:
+        known = self.w.inner.expectations
+        use = Use.READ_BACK if name.startswith("map") else Use.ONLY_WRITTEN
+        with self.w.fs.lock, self.w.state.step():
+            known.learn(name.encode(), FILE_PAGES * PAGE)
+            known.learn_use(name.encode(), use)
+        call = self.w.fs.create(ROOT, name.encode(), 0o644, os.O_RDWR, self.caller())
+        return await self.w.do(call)
+
+    def caller(self) -> Caller:
+        """Of a request that no other one is taken for by the next worker."""
+        self.requests += 1
+        return CALLER._replace(unique=self.requests)
+
+    def take(self, opened: OpenFile, ino: Ino, access: int) -> Program:
+        one = Program(opened, ino, access)
+        target = opened.backing_fd
+        if opened.lane is Lane.PASSTHROUGH:
+            # By another open file, as the kernel has it: its use leaves a trace.
+            one.descriptor = os.open(f"/proc/self/fd/{target}", access)
+        self.open.append(one)
+        return one
+
+    async def open_again(self) -> str:
+        before = self.some(in_kernel=True) or self.some()
+        if before is None or len(self.open) >= FILES_MAX:
+            return "nothing"
+        access = self.chance.choice((os.O_WRONLY, os.O_WRONLY, os.O_RDWR))
+        try:
+            opened = await self.w.do(self.w.fs.open(before.ino, access, self.caller()))
+        except OSError as error:
+            return f"open {before.ino} again: {error}"
+        self.take(opened, before.ino, access)
+        return f"open {before.ino} again ({access}): {opened.lane.value}"
+
+    async def fail_to_open(self) -> str:
+        others = [self.node(one.ino).body for one in self.open]
+        opened_as_it_is = self.w.inner.contents.opened
+
+        def fails(body: Body) -> int:
+            if body in others:
+                return opened_as_it_is(body)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with self.patch.context() as patch:
+            patch.setattr(self.w.inner.contents, "opened", fails)
+            with suppress(OSError):
+                opened, made = await self.create(self.new_name("map"))
+                self.take(opened, made.ino, os.O_RDWR)
+        return "an open that fails"
+
+    async def lengthen(self) -> str:
+        one = self.some()
+        if one is None:
+            return "nothing"
+        size = self.pages(self.chance.choice((FILE_PAGES, 2 * FILE_PAGES, PAGES // 4, PAGES)))
+        size += self.chance.choice((0, 1, PAGE - 1))
+        return f"ftruncate {one.ino} {size}: {await self.resize(one, size)}"
+
+    async def resize(self, one: Program, size: int) -> str:
+        change = AttributeChange(size=size)
+        try:
+            await self.w.do(self.w.fs.setattr(one.ino, change, one.opened.handle, CALLER))
+        except OSError as error:
+            self.is_answer(error, errno.ENOSPC, errno.EBADF)
+            return error.strerror or ""
+        return "done"
+
+    def is_answer(self, error: OSError, *known: int) -> None:
+        """EBADF: another call has closed it meanwhile."""
+        if error.errno not in known:
+            raise error
+
+    async def lengthen_twice(self) -> str:
+        one = self.some()
+        if one is None:
+            return "nothing"
+        sizes = [self.pages(PAGES // 2) for _ in range(2)]
+        async with trio.open_nursery() as nursery:
+            for size in sizes:
+                nursery.start_soon(self.resize, one, size)
+        return f"ftruncate {one.ino} at once {sizes}"
+
+    async def allocate(self) -> str:
+        one = self.some()
+        if one is None:
+            return "nothing"
+        mode = self.chance.choice((0, 0, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE))
+        offset = self.pages(FILE_PAGES)
+        length = self.pages(FILE_PAGES) + 1
+        said = f"fallocate {one.ino} {mode} {offset} {length}"
+        try:
+            await self.w.do(self.w.fs.fallocate(one.opened.handle, mode, offset, length))
+        except OSError as error:
+            return f"{said}: {error}"
+        return said
+
+    async def store(self) -> str:
+        """Only into the length, as a mapping can."""
+        one = self.some(in_kernel=True)
+        size = 0 if one is None else os.fstat(one.descriptor).st_size
+        if one is None or not size or one.access != os.O_RDWR:
+            return "nothing"
+        if one.mapping is None:
+            one.mapping = mmap.mmap(one.descriptor, size)
+        start = self.chance.randrange(size)
+        end = min(size, start + 1 + self.pages(FILE_PAGES // 2), len(one.mapping))
+        for at in range(start, end, PAGE):
+            one.mapping[at] = 1
+        return f"store {one.ino} {start} {end}"
+
+    async def append(self) -> str:
+        """write(2), in the kernel."""
+        one = self.some(in_kernel=True)
+        if one is None or self.locks.is_held(one.ino):
+            return "nothing"
+        data = b"w" * self.pages(FILE_PAGES // 4)
+        os.pwrite(one.descriptor, data, os.fstat(one.descriptor).st_size)
+        return f"append {one.ino} {len(data)}"
+
+    async def write_through_daemon(self) -> str:
+        one = self.some()
+        if one is None or one.descriptor >= 0:
+            return "nothing"
+        offset = self.pages(FILE_PAGES)
+        data = b"d" * self.pages(FILE_PAGES // 4)
+        said = f"write {one.ino} {offset} {len(data)}"
+        try:
+            await self.w.do(self.w.fs.write(one.opened.handle, offset, data))
+        except OSError as error:
+            self.is_answer(error, errno.ENOSPC, errno.EIO, errno.EBADF)
+            return f"{said}: {error}"
+        return said
+
+    async def end_one(self) -> str:
+        one = self.some()
+        if one is None:
+            return "nothing"
+        self.open.remove(one)  # nobody uses it from now on
+        await self.close(one)
+        return f"close {one.ino}"
+
+    async def close(self, one: Program) -> None:
+        if one.mapping is not None:
+            one.mapping.close()
+        if one.descriptor >= 0:
+            os.close(one.descriptor)
+        with suppress(OSError):  # it is told what became of its bytes
+            await self.w.do(self.w.fs.flush(one.opened.handle, 0))
+        await self.w.do(self.w.fs.release(one.opened.handle))
+
+    async def save_another(self) -> str:
+        size = self.pages(PAGES // 2)
+        try:
+            await self.w.write(self.new_name("other").encode(), b"o" * size)
+        except OSError as error:
+            self.is_answer(error, errno.ENOSPC)
+            return "another save: no room"
+        return f"another save {size}"
+
+    async def drain(self) -> str:
+        await self.w.drained()
+        return "drained"
+
+    async def evict(self) -> str:
+        with self.w.fs.lock, self.w.state.step():
+            self.w.inner.eviction.evict(b"")
+        return "evicted"
+
+
+def needed(one: Program) -> int:
+    """Bytes of pages that stores into the file's length may still take: those not there."""
+    size = os.fstat(one.descriptor).st_size
+    pages = -(-size // PAGE)
+    return (pages - cached_pages(one.descriptor, pages * PAGE)) * PAGE
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.clause("S493", "S533", "S390")
+@pytest.mark.parametrize("when_full", list(WhenFull))
+def test_each_file_has_room_for_stores_whatever_comes_and_nothing_stays_reserved(
+    base: Path, monkeypatch: pytest.MonkeyPatch, seed: int, when_full: WhenFull
+) -> None:
+    monkeypatch.setattr(admission, "MARGIN_BYTES", 16 * PAGE)
+    monkeypatch.setattr(contents, "ALLOCATE_PIECE_BYTES", 8 * PAGE)
+    monkeypatch.setattr(lanes, "ARRIVAL_S", 0.0)  # no answer is on its way to a kernel here
+    story = Story(Random(seed), when_full)
+
+    async def main() -> None:
+        for life in range(LIVES):
+            await story.life(base, monkeypatch, is_last=life == LIVES - 1)
+
+    trio.run(main)
+    assert story.admitted >= LIVES, story.history()
