@@ -92,13 +92,20 @@ class Closes:
         if not handle.wrote:
             self._wrote(handle)
 
+    def was_read(self, handle: Handle) -> None:
+        """Somebody reads through it, or maps it."""
+        if handle.only_written:
+            handle.only_written = False
+            if handle.begun_as:  # else nobody asks
+                self._handles.changed(handle)
+
     def wrote_mapped(self, handle: Handle, offset: int, size: int) -> None:
         """What is about to be written through the handle may have been changed through a mapping of
         another one.
         """
-        handle.only_written = False
+        self.was_read(handle)
         for one in self._writers.mapped_beside(handle, offset, size):
-            one.only_written = False
+            self.was_read(one)
             if one.store is not None:
                 self._doubtful.went_on(one)
             if not one.wrote:

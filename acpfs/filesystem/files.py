@@ -113,7 +113,7 @@ class Files:
     async def read(self, number: HandleId, offset: int, size: int) -> bytes:
         """Bytes of the file."""
         handle = self._handles.handle(number)
-        handle.only_written = False
+        self._closes.was_read(handle)
         return await self._reads.read(handle, offset, size)
 
     def _begin(self, number: HandleId, end: int) -> Handle:

@@ -150,11 +150,13 @@ class Handles:
             OSError: no page is left for its record; a file that the next worker would not know is
                 not opened.
         """
+        others = list(self.writers.of(handle.node)) if handle.writable else []
+        handle.is_shared_or_synced |= bool(others)
         self.kept.opened(handle)
-        if handle.writable:
-            for other in self.writers.of(handle.node):
+        for other in others:
+            if not other.is_shared_or_synced:
                 other.is_shared_or_synced = True
-                handle.is_shared_or_synced = True
+                self.changed(other)
         self._put(handle)
 
     def restored(self) -> Iterator[tuple[Handle, int]]:

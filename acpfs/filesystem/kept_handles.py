@@ -39,6 +39,10 @@ _WAITS = 128
 _CLOSED = 256
 _RELEASED = 512
 _UNEXPECTED = 1024
+_READ = 2048
+_SYNCED = 4096
+_SHARED = 8192
+_BEGUN = 16384
 _PROCESS_SHIFT = 32
 """Its process stands above the thread that opened it; in the records of an earlier acpfs that is 0:
 not known.
@@ -279,6 +283,10 @@ class KeptHandles:
             | _CLOSED * (handle.state is CloseState.OVER)
             | _RELEASED * handle.is_released
             | _UNEXPECTED * handle.is_unexpected_to_map
+            | _READ * (not handle.only_written)
+            | _SYNCED * handle.was_synced
+            | _SHARED * handle.is_shared_or_synced
+            | _BEGUN * bool(handle.begun_as)
         )
         return bits | handle.uid << _UID_SHIFT
 
@@ -328,6 +336,19 @@ class KeptHandles:
             if handle.slot != NO_SLOT:
                 self._slots.set(handle.slot, _BITS, bits)
                 self._slots.set(handle.slot, _TENTATIVE, tentative)
+
+    @staticmethod
+    def _restore_use(handle: Handle, bits: int, table: NodeTable) -> None:
+        """What the next file like it is expected to be for.
+
+        Of the path under which it was begun, what it is called now is what is left: where it was
+        renamed meanwhile, nothing is learnt of the former name.
+        """
+        handle.only_written = not bits & _READ
+        handle.was_synced = bool(bits & _SYNCED)
+        handle.is_shared_or_synced = bool(bits & _SHARED)
+        if bits & _BEGUN and handle.node.names:
+            handle.begun_as = table.path(handle.node.ino)
 
     @staticmethod
     def _state(bits: int) -> CloseState:
@@ -419,6 +440,7 @@ class KeptHandles:
             handle.by_opener = bool(bits & _BY_OPENER)
             handle.is_released = bool(bits & _RELEASED)
             handle.is_unexpected_to_map = bool(bits & _UNEXPECTED)
+            self._restore_use(handle, bits, table)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

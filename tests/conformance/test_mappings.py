@@ -370,6 +370,37 @@ def test_a_writer_that_is_killed_with_its_mapping_leaves_a_half(
         assert stored_at_last(mount, "step-2/state") == b"b" * SIZE
 
 
+@clause("S533", "S475", "S508")
+@pytest.mark.transports("native-passthrough")
+def test_what_a_file_is_used_for_is_known_to_the_next_worker_too(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """A database is synced with one worker, and written and synced on with the next one."""
+    mount = mounted(transport, make_mount, tmp_path)
+
+    def write(step: int, *, goes_on: bool) -> None:
+        (mount.path / f"step-{step}").mkdir(exist_ok=True)
+        path = mount.path / f"step-{step}/state"
+        fd = os.open(path, NEW)
+        assert os.write(fd, b"s" * SIZE) == SIZE
+        assert os.pread(fd, 1, 0) == b"s"
+        if goes_on:
+            os.fsync(fd)
+            mount.kill_worker()
+            os.pwrite(fd, b"t" * SIZE, 0)
+            os.fsync(fd)
+        os.close(fd)
+        mount.ctl("wait", str(path))
+
+    write(1, goes_on=False)  # in the daemon's lane, and at once
+    write(2, goes_on=False)
+    assert in_passthrough(mount) == 1, "as the first one was written at once"
+    write(3, goes_on=True)
+    before = in_passthrough(mount)
+    write(4, goes_on=False)
+    assert in_passthrough(mount) == before, "where each sync is a version of its own"
+
+
 @clause("S503", "S475")
 def test_such_a_file_is_being_written_also_beside_a_reader_that_the_daemon_serves(
     transport: str, make_mount: MakeMount, tmp_path: Path
