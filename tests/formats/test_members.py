@@ -19,14 +19,14 @@ import xxhash
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.member_records import DIRECTORY, NodeRecord, NodeState
+from acpfs.ram.state import STATE_VERSION
 from tests.cluster.stand import QUICK
 from tests.formats.leave import ENDS, FIXTURES, MEMBERS, NODE
+from tests.rig.history import installation_before_state_version
 from tests.rig.mounts import AcpfsMount
 from tests.rig.runtime import REAL
 
 VERSIONS = sorted(path.parent.name for path in FIXTURES.glob(f"*/{MEMBERS}"))
-OLDER_CODE = "ACPFS_OLDER_CODE"
-"""Names a directory with the package of an older acpfs."""
 clause = pytest.mark.clause
 needs_mount = pytest.mark.skipif(
     os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
@@ -142,16 +142,17 @@ def test_a_pointer_waits_for_an_older_node_that_is_missing(
 @needs_mount
 @pytest.mark.mount
 @pytest.mark.transports("native")
-@pytest.mark.skipif(OLDER_CODE not in os.environ, reason=f"{OLDER_CODE} names no older acpfs")
+@pytest.mark.long
 @clause("S160", "S400")
 @pytest.mark.parametrize("writer", ["older", "newer"])
 def test_two_versions_wait_for_each_other(writer: str, tmp_path: Path, transport: str) -> None:
-    """Both live: one has a file that is slow, the pointer that the other one closes comes behind
-    it.
+    """Both live, the older one by the last code before this version of the state: one has a file
+    that is slow, the pointer that the other one closes comes behind it.
     """
+    code = installation_before_state_version(STATE_VERSION, tmp_path / "code")
     backing = tmp_path / "backing"
     backing.mkdir()
-    codes = {"older": {"PYTHONPATH": os.environ[OLDER_CODE]}, "newer": {}}
+    codes = {"older": {"PYTHONPATH": str(code)}, "newer": {}}
     pair = []
     for name, environment in codes.items():
         settings: Said = {**QUICK, "node_id": name}
