@@ -295,17 +295,12 @@ class FileSystemParts:
             sizes,
         )
         self.outgrown = OutgrownFiles(
+            upper,
             self.lower,
             self._pools.requests,
-            self.tier,
             self.contents,
-            self.table,
-            upper.log,
-            self.state,
             admission,
-            self.lock,
             self.earlier_calls,
-            runtime.chance,
         )
         self.hold = Hold(
             self.contents,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -30,14 +29,13 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.runs import ALL
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held, Relief
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.steps import outlast, shared, wait
+from acpfs.filesystem.upper import UpperLayer
 from acpfs.logger import get_logger, shown
-from acpfs.ram.state import LateError, StateDatabase
-from acpfs.ram.tier import Tier, punch_hole
-from acpfs.runtime.chance import Chance
+from acpfs.ram.state import LateError
+from acpfs.ram.tier import punch_hole
 from acpfs.types import NO_TIER, Seq
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.stages import Step
 
@@ -67,32 +65,27 @@ class OutgrownFiles:
 
     def __init__(
         self,
+        upper: UpperLayer,
         lower: Lower,
         calls: CallPool,
-        tier: Tier,
         contents: Contents,
-        table: NodeTable,
-        operations: OperationLog,
-        state: StateDatabase,
         admission: Admission,
-        lock: threading.RLock,
         earlier: EarlierCalls,
-        chance: Chance,
     ) -> None:
         """`earlier`: what killed workers may still write to the same staging files."""
-        self._chance = chance
+        self._chance = upper.runtime.chance
         self._earlier = earlier
         self._lower = lower
         self._calls = calls
-        self._tier = tier
+        self._tier = upper.tier
         self._contents = contents
-        self._table = table
-        self._log = operations
-        self._state = state
+        self._table = upper.table
+        self._log = upper.log
+        self._state = upper.state
         self._admission = admission
-        self._lock = lock
+        self._lock = upper.lock
         self._running = 0
-        self._moving = {node for node in table if node.body.is_outgrown}
+        self._moving = {node for node in upper.table if node.body.is_outgrown}
         self.files = 0
         """How many files have taken this way so far."""
 
