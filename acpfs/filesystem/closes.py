@@ -141,7 +141,9 @@ class Closes:
         handle = self._handles.handle(number)
         # before the waits below, which a killed writer does not live to see
         closer = self._openers.process_of(pid) if pid and handle.process else 0
-        if await self._is_half(handle, pid or handle.pid, closer):
+        # Where it is not told who closes, it is asked of the process: the thread that opened the
+        # file may have ended, or end before the one that closes what the process has.
+        if await self._is_half(handle, pid or handle.process or handle.pid, closer):
             return
         if await self._is_of_copy(handle, closer):  # it does not wait for what others write
             self.report_refusal(handle.node)
@@ -170,6 +172,7 @@ class Closes:
         """Whether what was written through the descriptor is not finished: its writer was killed,
         and nobody has gone on.
 
+        `pid`: the thread that closes; or, where that is not told, the process that opened the file.
         `closer`: the process that closes; 0: not told.
         """
         node = handle.node

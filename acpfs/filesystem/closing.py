@@ -25,6 +25,7 @@ _SIGNALED = 0x400
 """Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this
 century.
 """
+_ENDED = ("Z", GONE)
 
 
 class Closing(enum.Enum):
@@ -39,7 +40,11 @@ class Closing(enum.Enum):
 
 
 def closing_of(pid: int, proc: Path = PROC) -> Closing:
-    """How the thread `pid`, whose close is not answered yet, comes to close; `pid` 0: not known."""
+    """How the thread `pid`, whose close is not answered yet, comes to close; `pid` 0: not known.
+
+    Where it is not told which thread of a process closes, `pid` is that of the process, which is
+    its first thread's.
+    """
     thread = directory_of(pid, proc)
     try:
         return Closing.CALL if thread is None else _closing_of(thread)
@@ -52,17 +57,39 @@ def _closing_of(thread: Path) -> Closing:
         return (
             Closing.CALL
         )  # by far the most: one file of /proc, however many threads the process has
-    _state, flags = _state_and_flags(thread)
+    state, flags = _state_and_flags(thread)
     if not flags & _EXITING:
         return Closing.CALL
-    tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
-    if all(state in ("Z", GONE) for state, _flags in tasks):
+    directories = list((thread / "task").iterdir())
+    has_ended = state in _ENDED
+    if has_ended and any(_is_alive(task) for task in directories):
+        return Closing.CALL  # its first thread has ended alone
+    tasks = {task: _state_and_flags(task) for task in directories}
+    closers = [task for task, (now, _flags) in tasks.items() if now not in _ENDED]
+    if not closers:
         return Closing.CALL  # it has closed what it had already, and somebody else has a copy
-    if flags & _SIGNALED and (
-        is_ended_by_signal(thread) or any(others & _DUMPED_CORE for _state, others in tasks)
-    ):
-        return Closing.KILL
+    has_dumped = any(others & _DUMPED_CORE for _now, others in tasks.values())
+    # A first thread that has ended is not the one that closes, and did so perhaps long before.
+    for task in closers if has_ended else [thread]:
+        if tasks.get(task, (state, flags))[1] & _SIGNALED and (has_dumped or _is_killed(task)):
+            return Closing.KILL
     return Closing.END
+
+
+def _is_alive(task: Path) -> bool:
+    """Whether a thread goes on; one of several may be gone meanwhile."""
+    try:
+        return has_memory(task)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _is_killed(task: Path) -> bool:
+    """Whether a deadly signal waits for its process."""
+    try:
+        return is_ended_by_signal(task)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _state_and_flags(task: Path) -> tuple[str, int]:

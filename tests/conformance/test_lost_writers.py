@@ -137,6 +137,25 @@ THREADS = (
     "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(3)]"
 )
 READY = "print('ready', flush=True); time.sleep(600)"
+WRITE_IN_THREAD = """
+import ctypes, os, threading, time
+def write():
+    global fd
+    fd = os.open(PATH, os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, b"n" * 4096)
+    written.set()
+    then()
+written = threading.Event()
+thread = threading.Thread(target=write, daemon=True)
+def end_first_thread():
+    ctypes.CDLL(None).syscall(EXIT, 0)
+def await_that():
+    stat = f"/proc/self/task/{os.getpid()}/stat"
+    while open(stat).read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+"""
+"""A background save: another thread than the first one opens the file."""
+THREAD_EXIT = {"x86_64": 60}.get(os.uname().machine, 93)
 
 
 def python(*lines: str) -> list[str]:
@@ -156,6 +175,28 @@ KILLED = {
     "kill": (python(WRITE, READY), "KILL"),
     "terminate": (python(WRITE, READY), "TERM"),
     "kill-threads": (python(WRITE, THREADS, READY), "KILL"),
+    "kill-thread-that-opened": (
+        python(WRITE_IN_THREAD, "then = time.time; thread.start(); thread.join()", READY),
+        "KILL",
+    ),
+    "terminate-thread-that-goes-on": (
+        python(
+            WRITE_IN_THREAD,
+            "then = lambda: time.sleep(600)",
+            "thread.start(); written.wait()",
+            READY,
+        ),
+        "TERM",
+    ),
+    "kill-without-first-thread": (
+        python(
+            f"EXIT = {THREAD_EXIT}",
+            WRITE_IN_THREAD,
+            f"def then():\n    await_that(); {READY}",
+            "thread.start(); end_first_thread()",
+        ),
+        "KILL",
+    ),
     "abort": (
         python(
             WRITE, "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()"
@@ -170,6 +211,21 @@ ENDED = {
     "exit-threads": python(WRITE, THREADS, "os._exit(0)"),
     "exit-from-thread": python(
         WRITE, "threading.Thread(target=lambda: os._exit(0)).start()", "time.sleep(600)"
+    ),
+    "exit-thread-that-opened": python(
+        WRITE_IN_THREAD, "then = time.time; thread.start(); thread.join(); os._exit(0)"
+    ),
+    "exit-without-first-thread": python(
+        f"EXIT = {THREAD_EXIT}",
+        WRITE_IN_THREAD,
+        "def then():\n    await_that(); os._exit(0)",
+        "thread.start(); end_first_thread()",
+    ),
+    "close-without-first-thread": python(
+        f"EXIT = {THREAD_EXIT}",
+        WRITE_IN_THREAD,
+        "def then():\n    await_that(); os.close(fd); os._exit(0)",
+        "thread.start(); end_first_thread()",
     ),
     "unclosed": python("file = open(PATH, 'r+b', buffering=0)", "file.write(b'n' * 4096)"),
     "echo": shell("echo n > $F"),
@@ -199,7 +255,7 @@ def end(command: list[str], path: Path, signal: str) -> None:
         process.wait(60)
 
 
-@clause("S181")
+@clause("S181", "S536")
 def test_what_a_killed_process_left_is_kept_back_and_what_an_ended_one_left_is_published(
     transport: str, make_mount: MakeMount, tmp_path: Path
 ) -> None:

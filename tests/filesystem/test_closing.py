@@ -47,7 +47,10 @@ class Process:
                 "SigCgt": self.caught,
             }
             lines = [f"{name}:\t{bits:016x}\n" for name, bits in signals.items()]
-            (proc / str(number) / "status").write_text("Name:\tpy thon)\n" + "".join(lines))
+            text = "Name:\tpy thon)\n" + "".join(lines)
+            (proc / str(number) / "status").write_text(text)
+            for other in numbers:
+                (proc / str(other) / "task" / str(number) / "status").write_text(text)
         return numbers[-1]
 
 
@@ -109,6 +112,46 @@ CASES = {
 def test_what_proc_says(tmp_path: Path, name: str) -> None:
     process, expected = CASES[name]
     assert closing_of(process.under(tmp_path), tmp_path) is expected
+
+
+OF_PROCESS = {
+    "kill -9": (Process([("Z", 0x40850C), ("D", 0x40044C)], pending=SIGKILL), Closing.KILL),
+    "kill -9, its first thread had ended before": (
+        Process([("Z", 0x40810C), ("D", 0x40044C)], pending=SIGKILL),
+        Closing.KILL,
+    ),
+    "exit by another thread": (
+        Process([("Z", 0x40850C), ("S", 0x40010C)], pending=SIGTERM),
+        Closing.END,
+    ),
+    "exit by another thread, its first one had ended before": (
+        Process([("Z", 0x40810C), ("S", 0x40010C)]),
+        Closing.END,
+    ),
+    "abort by another thread": (Process([("Z", 0x40850C), ("S", 0x40070C)]), Closing.KILL),
+    "it was killed and is gone": (
+        Process([("Z", 0x40850C), ("Z", 0x40850C)], pending=SIGKILL),
+        Closing.CALL,
+    ),
+}
+
+
+@pytest.mark.clause("S536")
+@pytest.mark.parametrize("name", OF_PROCESS)
+def test_what_proc_says_where_only_the_process_is_known(tmp_path: Path, name: str) -> None:
+    process, expected = OF_PROCESS[name]
+    last = process.under(tmp_path)
+    assert closing_of(last - len(process.threads) + 1, tmp_path) is expected
+
+
+@pytest.mark.clause("S536")
+def test_a_process_goes_on_whose_first_thread_has_ended(tmp_path: Path) -> None:
+    process = Process([("Z", 0x40810C), ("S", 0x400140)], pending=SIGKILL)
+    first = process.under(tmp_path) - 1
+    for number in (first, first + 1):
+        status = tmp_path / str(first) / "task" / str(number) / "status"
+        status.write_text("State:\tS\n" + "VmSize:\t 132 kB\n" * (number != first))
+    assert closing_of(first, tmp_path) is Closing.CALL
 
 
 @pytest.mark.clause("S499")
