@@ -1,11 +1,12 @@
 """A backlog of large checkpoints behind a storage that stood still: when is the first of them safe,
 and when the last, alone and beside somebody else who writes to the same disk?
 
-Usage: python -m bench.backlog [--before COMMIT] [--rounds N]. The disk is an ext4 on a loop device
-that the kernel limits to 100 MB/s. Eight checkpoints are saved while it is frozen; then it thaws,
-and `cp` begins to copy eight others to it, one after the other: with an fsync of each (`sync`), or
-without. `--before`: the acpfs of another commit is measured in the same rounds, from a work tree of
-its own.
+Usage: python -m bench.backlog [--before COMMIT] [--rounds N] [--small N]. The disk is an ext4 on a
+loop device that the kernel limits to 100 MB/s. Eight checkpoints are saved while it is frozen; then
+it thaws, and `cp` begins to copy eight others to it, one after the other: with an fsync of each
+(`sync`), or without. In the same rounds `--small` files of 4 KiB are saved to a mount over a tmpfs,
+where nothing but the interpreter takes time. `--before`: the acpfs of another commit is measured in
+turn, from a work tree of its own.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ FROZEN_S = 1.0
 LOOK_AGAIN_S = 0.01
 PATIENCE_S = 120.0
 RAM = "768M"
+SMALL = "small files"
 WAYS = ("alone", "beside cp and sync", "beside cp")
 FIRST_OF_CP = 1.3
 BYTES_OF_CP = 0.9
 OF_ALONE = 0.95
+SMALL_BYTES = 4096
+PER_DIRECTORY = 1000
+SMALL_OF_BEFORE = 1.05
+TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -51,6 +57,10 @@ class Found:
     cp_last_s: list[float] = field(default_factory=list)
     bytes_of_cp: list[float] = field(default_factory=list)
     """What acpfs had written when the first of both was done, in shares of what cp had."""
+    small_s: list[float] = field(default_factory=list)
+    """From the first small file's create to the last one's being persisted."""
+    small_us: list[float] = field(default_factory=list)
+    """Processor time of the daemon, for each of them."""
 
 
 @contextlib.contextmanager
@@ -109,7 +119,6 @@ def save(directory: Path, number: int, content: bytes) -> None:
 
 def one_round(way: str, tree: Path | None, content: bytes, found: Found) -> None:
     """On a disk of its own."""
-    elsewhere = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"} if tree else {}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
         memory = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
@@ -119,16 +128,7 @@ def one_round(way: str, tree: Path | None, content: bytes, found: Found) -> None
         stack.enter_context(kept_back(disk, KEPT_BACK_BYTES))
         backing = disk.path / "acpfs"
         backing.mkdir()
-        mount = stack.enter_context(
-            AcpfsMount(
-                backing,
-                scratch / "mount",
-                "auto",
-                environment=elsewhere,
-                ram=RAM,
-                watchdog_s=places.WATCHDOG_S,
-            )
-        )
+        mount = stack.enter_context(_mounted(backing, scratch, tree))
         copying = Copying(memory / "step-0", disk.path / "copies", synced=way != "beside cp")
         with disk.frozen():
             begun = time.monotonic()
@@ -153,7 +153,44 @@ def one_round(way: str, tree: Path | None, content: bytes, found: Found) -> None
         found.cp_last_s.append(copying.done_at[-1] - thawed)
 
 
-def measure(before: str, rounds: int) -> Report:
+def processor_s(pid: int) -> float:
+    """What the process has used of it until now, with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_S
+
+
+def small_round(tree: Path | None, files: int, found: Found) -> None:
+    """Small files, over a tmpfs."""
+    content = os.urandom(SMALL_BYTES)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(places.scratch())
+        backing = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
+        mount = stack.enter_context(_mounted(backing, scratch, tree))
+        used_s = processor_s(mount.pid)
+        begun = time.monotonic()
+        for number in range(files):
+            directory = mount.path / f"{number // PER_DIRECTORY}"
+            if not number % PER_DIRECTORY:
+                directory.mkdir()
+            (directory / f"{number}").write_bytes(content)
+        mount.flush(timeout_s=PATIENCE_S)
+        found.small_s.append(time.monotonic() - begun)
+        found.small_us.append((processor_s(mount.pid) - used_s) * 1e6 / files)
+
+
+def _mounted(backing: Path, scratch: Path, tree: Path | None) -> AcpfsMount:
+    elsewhere = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"} if tree else {}
+    return AcpfsMount(
+        backing,
+        scratch / "mount",
+        "auto",
+        environment=elsewhere,
+        ram=RAM,
+        watchdog_s=places.WATCHDOG_S,
+    )
+
+
+def measure(before: str, rounds: int, small: int) -> Report:
     """Rounds in turn."""
     report = Report(
         "backlog",
@@ -174,7 +211,19 @@ def measure(before: str, rounds: int) -> Report:
             for way in WAYS:
                 for name, tree in trees.items():
                     one_round(way, tree, content, found.setdefault((way, name), Found()))
+            for name, tree in trees.items():
+                if small:
+                    small_round(tree, small, found.setdefault((SMALL, name), Found()))
     for (way, name), one in found.items():
+        if way == SMALL:
+            report.notes.append(
+                f"{small} files of {SMALL_BYTES} bytes over a tmpfs, acpfs {name}: "
+                f"{spread(one.small_s, 's')} until all are safe, "
+                f"{spread(one.small_us, 'us')} of processor time of the daemon each"
+            )
+            report.samples |= {f"{SMALL}, {name}, seconds": one.small_s}
+            report.samples |= {f"{SMALL}, {name}, us of processor": one.small_us}
+            continue
         share = spread(one.bytes_of_cp, "") if one.bytes_of_cp else "–"
         times = (one.first_s, one.last_s, one.cp_first_s, one.cp_last_s)
         report.row(way, name, *(spread(values, "s") for values in times), share)
@@ -204,12 +253,22 @@ def _bars(report: Report, found: dict[tuple[str, str], Found]) -> None:
     share = median(beside.bytes_of_cp)
     promise = f"and at least {BYTES_OF_CP:g} of its bytes"
     report.bar(promise, f"{share:.2f}", met=share >= BYTES_OF_CP)
+    if (SMALL, "before") in found:
+        slower = lower_quartile(found[SMALL, "now"].small_s) / lower_quartile(
+            found[SMALL, "before"].small_s
+        )
+        promise = f"small files at most {SMALL_OF_BEFORE:g} times as long as before"
+        report.bar(promise, f"{slower:.2f}", met=slower <= SMALL_OF_BEFORE)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", default="", metavar="COMMIT")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--small", type=int, default=20_000, metavar="N", help="small files; 0: none"
+    )
     parser.add_argument("--no-keep", action="store_true", help="a quick look")
     arguments = parser.parse_args()
-    sys.exit(measure(arguments.before, arguments.rounds).finish(keep=not arguments.no_keep))
+    found = measure(arguments.before, arguments.rounds, arguments.small)
+    sys.exit(found.finish(keep=not arguments.no_keep))
