@@ -148,3 +148,18 @@ def test_holes_up_to_the_bound_are_a_part_of_the_checksum(
     run(world.drain)
     assert world.manifest.digest((b"in",)) == xxhash.xxh3_128_hexdigest(bytes(4 * MIB))
     assert world.manifest.digest((b"beyond",)) == ""
+
+
+def test_one_wide_buffer_is_kept(world: World) -> None:
+    """Its pages are made once, and not for each file; two files at a time have two."""
+    streamer = world.engine._streamer
+    size = 4 << 20
+    with (
+        streamer._buffer(size, whole_turns=True) as first,
+        streamer._buffer(size, whole_turns=True) as second,
+    ):
+        assert first.obj is not second.obj
+        kept = second.obj
+    assert streamer._wide == [kept]
+    with streamer._buffer(size, whole_turns=True) as third:
+        assert third.obj is kept

@@ -165,6 +165,7 @@ class Streamer:
         self._on_staged = on_staged
         self._room = RoomThere(parts.lower, parts.tier)
         self._buffers: list[memoryview] = []
+        self._wide: list[mmap.mmap] = []
         self._told_short: set[VersionId] = set()
         """Versions that were parked because their staging file is too short."""
         self.applied: dict[int, str] = {}
@@ -392,13 +393,14 @@ class Streamer:
         time.
 
         `whole_turns`: it takes all that may be under way, and only the oldest files come to use as
-        much: it is not kept.
+        much. One of those is kept, and the kernel may have its memory back.
         """
         if size <= SMALL_BYTES_MAX:
             yield memoryview(bytearray(size))
             return
         if whole_turns and size > SLICE_MAX_BYTES:
-            yield memoryview(mmap.mmap(-1, min(UNDER_WAY_BYTES, size)))
+            with self._wide_buffer() as wide:
+                yield wide
             return
         try:
             buffer = self._buffers.pop()
@@ -408,6 +410,22 @@ class Streamer:
             yield buffer
         finally:
             self._buffers.append(buffer)
+
+    @contextlib.contextmanager
+    def _wide_buffer(self) -> Iterator[memoryview]:
+        """Its pages are there already, as a rule: to have them made anew for each file costs a
+        tenth of what its copy does.
+        """
+        try:
+            memory = self._wide.pop()
+        except IndexError:
+            memory = mmap.mmap(-1, UNDER_WAY_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            yield memoryview(memory)
+        finally:
+            if not self._wide:
+                memory.madvise(mmap.MADV_FREE)
+                self._wide.append(memory)
 
     def _copy(self, stream: Stream, fd: int | None, growth: Growth) -> str:
         """Copy until the bytes that were copied are the version's; returns their checksum, "" where
