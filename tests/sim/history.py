@@ -11,6 +11,7 @@ from pathlib import Path
 
 import trio
 
+from acpfs.writeback.commits.given_back import BARE_MODE
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
@@ -213,6 +214,7 @@ class History(Serving):
                 self._leave_writers(self.passthrough, number)
             life.bury()
             self.storage.forget_descriptors()
+            self._give_mode_to_torn()
             self.look()
 
     def _leave_writers(self, passthrough: Passthrough, number: int) -> None:
@@ -289,9 +291,17 @@ class History(Serving):
                 if program.told.pending is None and places:
                     place = chance.choice(places)
                     program.told.torn.add(place)
+                    program.told.were_torn.add(place)
                     self.trace.note("somebody", "removes", (place,))
                     self.storage.remove_directory(place)
                     self.counts["directories removed by others"] += 1
+
+    def _give_mode_to_torn(self) -> None:
+        """A life that ends as it makes a directory again leaves it without its mode (S522)."""
+        for told in self.told if self.knobs.is_torn else ():
+            for place in sorted(told.torn | told.were_torn):
+                if self.storage.give_mode(place, BARE_MODE, 0o755):
+                    self.trace.note("somebody", "gives its mode", (place,))
 
     def _count_kernel(self, passthrough: Passthrough) -> None:
         self.counts["writes that were held up"] += passthrough.held_up
@@ -390,6 +400,7 @@ class History(Serving):
         process.mount = life.number
         calls = Calls(process)
         try:
+            await self._until_made_again(process)
             got = await calls.tree("")
             if self._halves_of == life.number - 1:
                 for program in self.programs:
@@ -405,6 +416,16 @@ class History(Serving):
             self.reader.begin_at(life.number)
         self._halves_of = life.number
         self.look()
+
+    async def _until_made_again(self, process: Process) -> None:
+        """A directory that somebody has removed cannot be listed until acpfs has made it again."""
+        began_s = MACHINE.moment_s
+        while any(told.torn for told in self.told):
+            await trio.sleep(WAIT_S)
+            process.check_alive()
+            self.look()
+            if MACHINE.moment_s - began_s > DRAIN_MAX_S:
+                raise Finding("LIVENESS", "what somebody has removed is not made again")
 
     # -- its end
 

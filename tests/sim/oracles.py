@@ -65,6 +65,8 @@ class Told:
         """
         self.torn: set[bytes] = set()
         """Directories that somebody else has removed on the storage, until they are made again."""
+        self.were_torn: set[bytes] = set()
+        """All that were, at some time."""
         self.may_remove_early = False
         """The storage is full: deletions make room, so they may pass what waits for that."""
 

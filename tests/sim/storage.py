@@ -242,6 +242,14 @@ class Storage:
         self._remove((*self._staging, name))
         return name
 
+    def give_mode(self, path: bytes, old: int, new: int) -> bool:
+        """Somebody gives a directory another mode, where it has that one."""
+        names = tuple(path.rstrip(b"/").split(b"/"))
+        if not self._is_there(names) or stat.S_IMODE(self._find(names).mode) != old:
+            return False
+        self._find(names).mode = stat.S_IFDIR | new
+        return True
+
     def remove_directory(self, path: bytes) -> None:
         """Somebody does, without a daemon."""
         self._remove(tuple(path.rstrip(b"/").split(b"/")))

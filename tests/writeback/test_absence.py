@@ -270,3 +270,22 @@ def test_a_name_that_was_made_since_it_was_listed_is_not_taken_for_gone(
     world.lower.fault = fault
     run(world.drain)
     assert not world.lower.inode("d").children
+
+
+@clause("S522")
+def test_a_directory_that_is_made_again_gets_its_mode_in_the_end(world: World, run: Run) -> None:
+    """What comes into it finds it there, and asks no more. Found by the simulation (session 66)."""
+    world.mkdir("d")
+    run(world.drain)
+    del world.lower.root.children[b"d"]
+    world.store("d/file", b"1")
+    failures = [errno.EIO, errno.EIO]
+
+    def fault(label: str, path: LowerPath) -> None:
+        if label == "setattr" and path == (b"d",) and failures:
+            raise error(failures.pop())
+
+    world.lower.fault = fault
+    run(world.drain)
+    assert not failures
+    assert world.lower.inode("d").mode & 0o777 == 0o755

@@ -121,6 +121,12 @@ class Committer:
         """Carry out a group up to the first failure."""
         outcome = GroupOutcome()
         self.shut_directories()
+        try:
+            self._placing.end_parents()
+        except OSError as error:
+            outcome.failed = group[0]
+            outcome.error = error
+            return outcome
         self._conflicts.begin_group()
         self._numbers.clear()
         self._listings.forget()

@@ -10,6 +10,7 @@ in between. Called in the commit thread; may be done again at any point.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -25,6 +26,8 @@ MODE = 0o755
 """Of a directory that is made ahead of its MKDIR, which gives it its own, or again after others
 removed it: what it had is not known.
 """
+BARE_MODE = 0o700
+"""Of one that has only just been made (`Lower.mkdir`)."""
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 _NO_LINK = frozenset(
@@ -40,6 +43,7 @@ class GivenBack:
         self._parts = parts
         self._lower = parts.lower
         self._conflicts = conflicts
+        self._begun: set[LowerPath] = set()
 
     def give(self, directory: Ino, kept: LowerPath, to: LowerPath) -> None:
         """`directory` lies at `kept` now; what is not its own goes to `to`, but for names that are
@@ -72,7 +76,8 @@ class GivenBack:
             try:
                 self._put(source, target, st)
             except FileNotFoundError:
-                for made in make_directories(self._lower, target[:-1]):
+                end_directories(self._lower, self._begun)
+                for made in make_directories(self._lower, target[:-1], self._begun):
                     self._lower.sync_directory(made[:-1])
                 self._put(source, target, st)
         except OSError as error:
@@ -126,14 +131,38 @@ class GivenBack:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
-def make_directories(lower: Lower, path: LowerPath) -> list[LowerPath]:
-    """Make what is missing of a path; returns what was made."""
+def make_directories(lower: Lower, path: LowerPath, begun: set[LowerPath]) -> list[LowerPath]:
+    """Make what is missing of a path; returns what was made.
+
+    `begun`: what is there, or may be, and has not got its mode: `end_directories` gives it, as a
+    later call finds it there.
+    """
     made = []
     for depth in range(1, len(path) + 1):
+        place = path[:depth]
+        is_begun = place in begun
+        begun.add(place)
         try:
-            lower.mkdir(path[:depth])
+            lower.mkdir(place)
         except FileExistsError:
+            if not is_begun:
+                begun.discard(place)
             continue
-        lower.apply(path[:depth], Metadata(permissions=MODE))
-        made.append(path[:depth])
+        lower.apply(place, Metadata(permissions=MODE))
+        begun.discard(place)
+        made.append(place)
     return made
+
+
+def end_directories(lower: Lower, begun: set[LowerPath]) -> None:
+    """Give their mode to those that did not get it as they were made.
+
+    Raises:
+        OSError: the backing directory refuses; the next call tries again.
+    """
+    for place in sorted(begun):
+        with contextlib.suppress(FileNotFoundError):
+            # whoever else has made it meanwhile has given it a mode
+            if stat.S_IMODE(lower.lstat(place).mode) == BARE_MODE:
+                lower.apply(place, Metadata(permissions=MODE))
+        begun.discard(place)

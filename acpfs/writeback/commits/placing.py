@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from acpfs.backing.lower import LowerPath, LowerStat
-from acpfs.writeback.commits.given_back import make_directories
+from acpfs.writeback.commits.given_back import end_directories, make_directories
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.log.ops import Op, OpKind, Version
 from acpfs.writeback.parts import DrainParts
@@ -39,6 +39,7 @@ class Placing:
         self._lock = parts.lock
         self.has_made_parents = False
         """Directories were made again whose own names no group has flushed since."""
+        self._begun: set[LowerPath] = set()
 
     def repaired(self) -> None:
         """Something that others did was put right."""
@@ -56,9 +57,18 @@ class Placing:
                 raise
             action()
 
+    def end_parents(self) -> None:
+        """Those that did not get their mode as they were made: what comes into them finds them
+        there, and asks no more.
+
+        Raises:
+            OSError: the backing directory refuses.
+        """
+        end_directories(self._lower, self._begun)
+
     def make_parents(self, path: LowerPath) -> bool:
         """Make what is missing above `path`; False when nothing was."""
-        made = make_directories(self._lower, path[:-1])
+        made = make_directories(self._lower, path[:-1], self._begun)
         if made:
             self.has_made_parents = True
             self.repaired()

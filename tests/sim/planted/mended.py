@@ -85,4 +85,11 @@ MENDED_BUGS = [
         profiles=("lane",),
         also=(("                if piece not in moving.checked:\n", "                if True:\n"),),
     ),
+    Bug(
+        "bare-directory",
+        "a directory that is made again keeps mode 0700 where giving it another fails",
+        "writeback/commits/commit.py",
+        "            self._placing.end_parents()\n",
+        "            pass\n",
+    ),
 ]
