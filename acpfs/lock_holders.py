@@ -17,7 +17,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from acpfs.processes import PROC, has_ended, tasks_in_calls
+from acpfs.processes import PROC, descriptor_facts, has_ended, tasks_in_calls
 
 _KILL_PENDING = 1 << 8
 _LAST_RAN_MS = re.compile(r"^se\.exec_start\s*:\s*([0-9.]+)", re.MULTILINE)
@@ -42,23 +42,43 @@ def holders(fd: int, helpers: Container[str]) -> list[LockHolder]:
     Those of other users are seen by root alone. `helpers`: file names of programs that are left
     out: they have it from the process that they help, and end with that one.
     """
-    wanted = os.readlink(f"/proc/self/fd/{fd}")
+    facts = descriptor_facts(PROC / "self", str(fd))
+    if "ino" in facts:
+        wanted = (facts["mnt_id"], facts["ino"])
+        has_open = _has_descriptor
+    else:
+        wanted = ("", os.readlink(f"/proc/self/fd/{fd}"))
+        has_open = _has_link
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     found = [
         _holder(pid)
         for pid in pids
-        if pid != os.getpid() and _has_open(pid, wanted) and not _runs(pid, helpers)
+        if pid != os.getpid() and has_open(pid, wanted) and not _runs(pid, helpers)
     ]
     return sorted(found, key=lambda holder: not holder.hangs)
 
 
-def _has_open(pid: int, wanted: str) -> bool:
-    """By its links alone: to ask after what they lead to could hang as the storage does."""
+def _has_descriptor(pid: int, wanted: tuple[str, str]) -> bool:
+    """By what the kernel says of its descriptors: to ask after the file could hang as the storage
+    does, and who is in an exec keeps the links locked.
+    """
+    process = PROC / str(pid)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(process / "fdinfo"):
+            with contextlib.suppress(OSError):
+                facts = descriptor_facts(process, name)
+                if (facts.get("mnt_id"), facts.get("ino")) == wanted:
+                    return True
+    return False
+
+
+def _has_link(pid: int, wanted: tuple[str, str]) -> bool:
+    """Before Linux 5.14, where that does not say which file it is."""
     fds = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(fds):
             with contextlib.suppress(OSError):
-                if os.readlink(f"{fds}/{name}") == wanted:
+                if os.readlink(f"{fds}/{name}") == wanted[1]:
                     return True
     return False
 

@@ -5,13 +5,23 @@ The kernel reports a caller by its number in the PID namespace of the mount. It 
 that has no number there: the daemon runs in a container, and the caller in another one. A /proc
 that was mounted in another namespace counts differently: the same number is somebody else there.
 Thread-safe.
+
+Who is in an exec keeps a lock (`exec_update_lock`) while it closes its files, and each close of a
+file of this mount waits for this process. What waits for that lock, by how Linux 6.18.44 behaves:
+`stat`, `environ`, `maps`, `smaps`, `auxv`, `io`, `wchan`, `stack`, `syscall`, `personality`,
+`map_files`, and each of the links `exe`, `cwd`, `root`, `fd/N`, `ns/NAME`, be it only read. What
+takes no lock: `status`, `statm`, `cmdline`, `comm`, `limits`, `mountinfo`, `cgroup`, `sched`,
+`fdinfo/N`, and the names in `fd`, `fdinfo` and `task`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
+import select
+import socket
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -64,10 +74,10 @@ def has_ended(task: Path) -> bool:
     Raises:
         OSError: /proc does not show it.
     """
-    return _state_of(task) in ("Z", GONE)
+    return state_of(task) in ("Z", GONE)
 
 
-def _state_of(task: Path) -> str:
+def state_of(task: Path) -> str:
     """One letter; of one that is not there any more `GONE`."""
     try:
         text = _status_of(task)
@@ -94,6 +104,46 @@ def _status_of(task: Path) -> str:
     return (task / "status").read_text(encoding="ascii", errors="replace")
 
 
+def descriptor_facts(task: Path, number: str) -> dict[str, str]:
+    """What `fdinfo` says of a descriptor; empty when it is closed already.
+
+    Raises:
+        OSError: /proc does not show it.
+    """
+    try:
+        text = (task / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _colon, value in pairs}
+
+
+@functools.cache
+def mounts_without_names() -> frozenset[int]:
+    """Numbers of the mounts that the kernel has for itself, of what is no file of any directory:
+    sockets, pipes, and so on. They are the same in every process, for as long as the machine runs.
+    """
+    fds = [
+        os.memfd_create("acpfs"),
+        *os.pipe(),
+        socket.socket(socket.AF_UNIX).detach(),
+        _of_no_file_system(),
+    ]
+    with contextlib.suppress(OSError):  # before Linux 5.3 there are none
+        fds.append(os.pidfd_open(os.getpid()))
+    try:
+        facts = [descriptor_facts(PROC / "self", str(fd)) for fd in fds]
+        return frozenset(int(one["mnt_id"]) for one in facts)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _of_no_file_system() -> int:
+    with select.epoll() as made:
+        return os.dup(made.fileno())
+
+
 def filesystem_ids(thread: Path) -> tuple[int, int]:
     """User and group by which file systems know it (proc_pid_status(5): the last of four).
 
@@ -116,7 +166,7 @@ def tasks_in_calls(process: Path) -> list[Path]:
 
     By `status`, too: one of them may be in an exec that waits for this very mount.
     """
-    return [task for task in (process / "task").iterdir() if _state_of(task) == "D"]
+    return [task for task in (process / "task").iterdir() if state_of(task) == "D"]
 
 
 def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:

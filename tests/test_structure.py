@@ -507,6 +507,56 @@ def test_no_thread_that_others_need_takes_an_inode_lock_that_an_application_may_
     assert (found - told, told - found) == (set(), set())
 
 
+LOCKED_BY_EXEC = frozenset(
+    "stat environ maps smaps smaps_rollup numa_maps pagemap mem auxv io wchan stack syscall "
+    "personality map_files exe cwd root".split()
+)
+"""Of a process' directory in /proc (see `acpfs.processes`); and what is below `fd` and `ns`."""
+ASKED_ALL_THE_SAME = {
+    "acpfs/processes.py:stat_of": "asked by whom the next two are",
+    "acpfs/filesystem/closing.py:_state_and_flags": "of who has no memory: that is no exec",
+    "acpfs/filesystem/last_close.py:_ask": "in a thread of its own, for which nobody waits long",
+    "acpfs/control/registry.py:_stat": "of a process that serves a mount: its files are on none",
+    "acpfs/lock_holders.py:_has_link": "before Linux 5.14, where no other way tells it",
+    "acpfs/cli/verbs/ready.py:_is_here": "a command, and of the daemon alone",
+    "acpfs/training/coordinator/exiting.py:watch": "a job's coordinator, which serves no mount",
+    "acpfs/training/coordinator/exiting.py:started_at": "the same",
+    "acpfs/training/coordinator/exiting.py:status_of_exiting": "the same",
+    "acpfs/training/coordinator/working.py:_moved": "the same",
+    "acpfs/training/coordinator/working.py:_threads": "the same",
+}
+"""Who reads what an exec keeps locked, and why no exec waits for that → module: functions."""
+
+
+def _asks_what_an_exec_locks(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id="stat_of")):
+            return True
+        case ast.BinOp(
+            left=ast.Name(id="task" | "thread" | "process" | "directory"),
+            op=ast.Div(),
+            right=ast.Constant(value=str() as name),
+        ):
+            return name in LOCKED_BY_EXEC
+        case ast.JoinedStr(values=[ast.Constant(value="/proc/"), *parts]):
+            text = "".join(
+                str(one.value) if isinstance(one, ast.Constant) else "*" for one in parts
+            )
+            below = text.removeprefix("*/").removeprefix("task/*/")
+            return below in LOCKED_BY_EXEC or below.startswith(("fd", "ns/"))
+    return False
+
+
+def test_nobody_asks_of_a_process_what_its_exec_keeps_locked() -> None:
+    asking = {
+        f"{named(path)}:{function.name}"
+        for path in SOURCES
+        for function in functions(path)
+        if any(map(_asks_what_an_exec_locks, ast.walk(function)))
+    }
+    assert asking == set(ASKED_ALL_THE_SAME)
+
+
 def test_modules_say_what_they_own() -> None:
     texts = {
         named(path): ast.get_docstring(tree_of(path)) or ""

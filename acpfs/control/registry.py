@@ -20,6 +20,7 @@ from pathlib import Path
 
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE, places_to_look
 from acpfs.errors import NotMountedError, SeveralMountsError
+from acpfs.processes import PROC, state_of
 
 SYMLINKS_MAX = 40
 KIND = b"fuse.acpfs"
@@ -68,7 +69,10 @@ def process_started(pid: int) -> int:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process runs no more until somebody lets it (SIGSTOP, a debugger)."""
-    return _stat(pid)[0] in "Tt"
+    try:
+        return state_of(PROC / str(pid)) in ("T", "t")
+    except OSError:
+        return False
 
 
 def _stat(pid: int) -> list[str]:

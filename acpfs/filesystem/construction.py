@@ -144,7 +144,9 @@ class FileSystemParts:
         self.steps = Steps(self.lock, self.state, clock)
         self.durations = Durations(clock)
         self._shapes = Checkpoints(settings.checkpoint_patterns)
-        self._openers = self._around.openers or Openers(os.fspath(settings.backing))
+        self._openers = self._around.openers or Openers(
+            os.fspath(settings.backing), upper.runtime.threads
+        )
         self._op_paths = OperationPaths(self.table, upper.log, upper.tree)
         versions = self._make_contents()
         self._make_changes()

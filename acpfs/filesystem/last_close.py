@@ -17,22 +17,37 @@ call on the file. Thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.closing import Closing
-from acpfs.processes import PROC, directory_of, has_ended, stat_of
+from acpfs.processes import (
+    PROC,
+    descriptor_facts,
+    directory_of,
+    has_ended,
+    mounts_without_names,
+    stat_of,
+)
 from acpfs.ram.mounts import mount_table
+from acpfs.runtime.threads import Running, Threads
 from acpfs.types import Ino
 
 FILE_SYSTEM = "fuse.acpfs"
 """As the mount table names it."""
 KNOWN_MAX = 4096
 """Threads, and places of descriptors, that are remembered."""
+IN_EXEC_S = 0.5
+"""Who has not answered then is taken for a program of its own, which keeps its file back: it is
+asked again.
+"""
+ASKED_MAX = 16
 _START_OF_STACK = 25
 """Of the fields of /proc/PID/stat behind the name.
 
@@ -95,12 +110,45 @@ class Callers:
     """In which it is asked."""
 
 
+class Stacks:
+    """Where stacks of processes begin, as far as no exec keeps that locked (`processes`), which may
+    wait for an answer of this daemon.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._asked: dict[Path, Running] = {}
+        """Processes that are asked in a thread of their own, which may take as long as an exec."""
+
+    def start_of(self, process: Path) -> int:
+        """0: that is not known, or not yet."""
+        found = [0]
+        with self._lock:
+            self._asked = {one: asks for one, asks in self._asked.items() if asks.is_alive()}
+            if process in self._asked or len(self._asked) >= ASKED_MAX:
+                return 0
+            asks = self._threads.start("stack", self._ask, process, found)
+            self._asked[process] = asks
+        asks.join(IN_EXEC_S)
+        return found[0]
+
+    @staticmethod
+    def _ask(process: Path, found: list[int]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            fields = stat_of(process)
+            found[0] = int(fields[_START_OF_STACK]) if len(fields) > _START_OF_STACK else 0
+
+
 class Openers:
     """Looks at the processes that open files."""
 
-    def __init__(self, source: str, proc: Path = PROC) -> None:
-        """`source`: of the mount, in the mount table."""
+    def __init__(self, source: str, threads: Threads, proc: Path = PROC) -> None:
+        """`source`: of the mount, in the mount table. `threads`: one of them asks what an exec
+        locks.
+        """
         self._source = source
+        self._stacks = Stacks(threads)
         self._proc = proc
         self._processes: dict[int, int] = {}
         """Thread → its process."""
@@ -184,12 +232,12 @@ class Openers:
         key = (str(task), ino)
         known = self._numbers.pop(key, None)
         for number in (*([] if known is None else [known]), *os.listdir(task / "fdinfo")):
-            facts = _facts(task, number)
+            facts = descriptor_facts(task, number)
             if not facts or facts.get("ino", str(ino)) != str(ino):
                 continue
             if int(facts["flags"], 8) & os.O_ACCMODE == os.O_RDONLY:
                 continue
-            if not _path(task, number).startswith("/"):  # a socket, a pipe
+            if int(facts["mnt_id"]) in mounts_without_names():  # a socket, a pipe
                 continue
             mounts = {one.number: one for one in mount_table(task / "mountinfo")}
             mount = mounts[int(facts["mnt_id"])]
@@ -219,12 +267,12 @@ class Openers:
 
     def _copies(self, process: int, ino: Ino) -> Copies:
         """Who else has a descriptor of the file that `process` opened."""
-        own = _start_of_stack(self._proc / str(process))
+        own = self._stacks.start_of(self._proc / str(process))
         found = Copies.NONE_SEEN
         for other, left in self._others((process,), ino):
             if left is Left.PERHAPS:
                 found = Copies.PERHAPS
-            elif not own or _start_of_stack(self._proc / str(other)) != own:
+            elif not own or self._stacks.start_of(self._proc / str(other)) != own:
                 return Copies.PROGRAM
             elif found is not Copies.PERHAPS:
                 found = Copies.BY_CHANCE
@@ -255,25 +303,3 @@ def _live_task(directory: Path) -> Path | None:
         if not has_ended(task):
             return task
     return None
-
-
-def _start_of_stack(directory: Path) -> int:
-    fields = stat_of(directory)
-    return int(fields[_START_OF_STACK]) if len(fields) > _START_OF_STACK else 0
-
-
-def _facts(task: Path, number: str) -> dict[str, str]:
-    """Of a descriptor; empty when it is closed already."""
-    try:
-        text = (task / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        return {}
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _colon, value in pairs}
-
-
-def _path(task: Path, number: str) -> str:
-    try:
-        return os.readlink(task / "fd" / number)
-    except FileNotFoundError:
-        return ""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from acpfs.descriptors import readable
+from acpfs.processes import state_of
 
 STUCK = "remains"
 """Name under which the supervisor keeps the pidfds of such processes."""
@@ -51,32 +52,25 @@ def number_of(pidfd: int) -> int:
 def left_threads(pid: int) -> list[int]:
     """Those of a stuck process that are in a call."""
     tasks = Path(f"/proc/{pid}/task")
-    return [int(task.name) for task in tasks.iterdir() if _state(task) not in "ZX"]
+    return [int(task.name) for task in tasks.iterdir() if state_of(task) not in "ZX"]
 
 
 def has_thread(pid: int, thread: int) -> bool:
     """Whether it is in its call still."""
-    return _state(Path(f"/proc/{pid}/task/{thread}")) not in "ZX"
+    return state_of(Path(f"/proc/{pid}/task/{thread}")) not in "ZX"
 
 
 def is_stuck(pid: int) -> bool:
     """Whether nothing is left of a killed process but threads in uninterruptible calls."""
     try:
-        if _state(Path(f"/proc/{pid}")) not in "ZX" and not _is_killed(
+        if state_of(Path(f"/proc/{pid}")) not in "ZX" and not _is_killed(
             pid
         ):  # Python's main thread never ends before the process does
             return False
-        states = {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+        states = {state_of(task) for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return False
     return "D" in states and states <= {"D", "Z", "X"}
-
-
-def _state(task: Path) -> str:
-    try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
 
 
 def _is_killed(pid: int) -> bool:

@@ -17,7 +17,7 @@ from acpfs.filesystem.last_close import Close, Copies, Left, Openers
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, KnownOpeners, World, world
-from tests.rig.runtime import runtime_of
+from tests.rig.runtime import REAL, runtime_of
 
 OPENER = CALLER.pid
 OTHER = 7
@@ -388,7 +388,7 @@ class Told(Openers):
     """What /proc tells of each process is given by the test."""
 
     def __init__(self, told: dict[int, Left], proc: Path) -> None:
-        super().__init__("", proc)
+        super().__init__("", REAL.threads, proc)
         self._told = told
         for process in told:
             (proc / str(process)).mkdir(parents=True)

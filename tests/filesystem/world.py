@@ -58,7 +58,7 @@ class KnownOpeners(Openers):
     """What /proc tells is given by the test; each thread is its own process."""
 
     def __init__(self, left: Left = Left.NONE, copies: Copies = Copies.BY_CHANCE) -> None:
-        super().__init__("")
+        super().__init__("", REAL.threads)
         self.answer = left
         """What who opens a file has left of it."""
         self.copies = copies

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.last_close import Close, Copies, Left, Openers
 from acpfs.types import HandleId, Ino
+from tests.rig.runtime import REAL
 
 FIRST_PID = 1000
 THREADS_MAX = 10
@@ -100,7 +101,7 @@ class SeenProcesses(Openers):
 
     def __init__(self, table: ProcessTable, counts: Counter[str]) -> None:
         """`counts`: which answers were given."""
-        super().__init__("")
+        super().__init__("", REAL.threads)
         self._table = table
         self._counts = counts
 
