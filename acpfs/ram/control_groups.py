@@ -7,6 +7,7 @@ own. What cannot be seen is not known, which is another answer than "no limit". 
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,14 +96,15 @@ def _mounts(mountinfo: Path, kind: str) -> list[tuple[str, Path]]:
     controller's.
     """
     try:
-        lines = mountinfo.read_text().splitlines()
+        # Others' mounts are called what they like, in whatever encoding.
+        lines = os.fsdecode(mountinfo.read_bytes()).split("\n")
     except OSError:
         return []
     found = []
-    for line in lines:
+    for line in filter(None, lines):
         fields, _dash, rest = line.partition(" - ")
         name, _source, options = rest.split(" ", 2)
-        root, mount_point = fields.split()[3:5]
+        root, mount_point = fields.split(" ")[3:5]
         if (
             (name == "cgroup2")
             if kind == "v2"

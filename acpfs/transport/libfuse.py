@@ -300,10 +300,19 @@ def _file_info(opened: OpenFile) -> pyfuse3.FileInfo:
     return pyfuse3.FileInfo(fh=opened.handle, keep_cache=opened.keep_cache)
 
 
+class _Option(str):
+    """One that may have other bytes than ASCII; pyfuse3 would encode it as that."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "", errors: str = "") -> bytes:
+        return os.fsencode(str(self))
+
+
 def mount_options(settings: Settings) -> set[str]:
     """Options for fuse_session_new and mount."""
     source = os.fspath(settings.backing).replace("\\", "\\\\").replace(",", "\\,")
-    options = {f"fsname={source}", "subtype=acpfs", "default_permissions"}
+    options = {_Option(f"fsname={source}"), "subtype=acpfs", "default_permissions"}
     if settings.allow_other:
         options.add("allow_other")
     return options

@@ -4,6 +4,7 @@ closes an inherited descriptor.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -208,3 +209,26 @@ def test_nor_where_all_of_acpfs_is_killed_and_mounted_anew(
         assert stored(mount, OLD) >= known
         assert mount.status()["interrupted"] >= len(known)
         mount.run("acpfs-ctl", "retry", str(mount.path))
+
+
+@clause("S537", "S477")
+def test_whatever_a_backing_directory_is_called_its_descriptors_are_seen(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """They are told from others' by its path in the mount table."""
+    backing = tmp_path / "schön, a\\b"
+    backing.mkdir()
+    (backing / "f").write_bytes(b"old")
+    mount = make_mount(backing, transport, max_dirty_age=0)
+    fd = os.open(mount.path / "f", os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(fd, b"ne")
+        subprocess.run(["true"], check=True)
+        subprocess.run(["mv", mount.path / "f", mount.path / "g"], check=True)
+        mount.flush()
+        assert (backing / "g").read_bytes() == b"old"
+        os.write(fd, b"w")
+    finally:
+        os.close(fd)
+    mount.flush()
+    assert (backing / "g").read_bytes() == b"new"

@@ -63,6 +63,21 @@ def test_the_limits_of_a_caller_are_those_of_its_group_and_all_around_it(
     assert [group.room_bytes() for group in machine.limits() or ()] == [2 * GIB - GIB // 2, 3 * GIB]
 
 
+@pytest.mark.clause("S537")
+def test_whatever_others_call_their_mounts(tmp_path: Path) -> None:
+    """No mount started on a machine that had one with a name in another encoding."""
+    machine = Machine(tmp_path)
+    machine.add_caller("/pod")
+    machine.add_group("pod", str(GIB))
+    table = machine.proc / "self" / "mountinfo"
+    others = [b"/a\xff", "/b\N{LINE SEPARATOR}c\N{NO-BREAK SPACE}d".encode()]
+    lines = [b"31 20 0:27 / %s rw - tmpfs tmpfs rw\n" % name for name in others]
+    table.write_bytes(b"".join(lines) + table.read_bytes())
+    limits = machine.limits()
+    assert limits is not None
+    assert [one.limit_bytes for one in limits] == [GIB]
+
+
 def test_page_cache_that_can_be_given_back_is_room(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.add_caller("/a")
