@@ -332,8 +332,19 @@ class Stand:
         """
         deadline = time.monotonic() + KILL_TIMEOUT_S
         none_since = 0
+        stopped = set[int]()
         while none_since < NONE_LEFT_LOOKS:
             living = self.processes()
+            if set(living) - stopped:
+                # On a busy machine one that is killed has been replaced before the next one is, by
+                # supervisor or worker; what stands still replaces nobody.
+                for pid in living:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSTOP)
+                stopped |= set(living)
+                none_since = 0
+                if time.monotonic() <= deadline:
+                    continue
             for pid in sorted(
                 living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)
             ):
