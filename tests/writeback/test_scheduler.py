@@ -287,12 +287,15 @@ def test_who_waits_is_told_when_his_turn_comes(what: str) -> None:
     assert not scheduler._writers
 
 
+@pytest.mark.parametrize("owed_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("what", ["raised", "no limit", "closed", "given up"])
-def test_a_small_file_that_lacks_bytes_is_told_when_it_need_not_wait(what: str) -> None:
-    """On real threads, at a byte a second."""
+def test_a_small_file_that_lacks_bytes_is_told_when_it_need_not_wait(
+    what: str, owed_bytes: int
+) -> None:
+    """On real threads, at a byte a second; the first one waits, too, until its own have come."""
     give_way = GiveWay(lambda: False, lambda: False, lambda _at: 0.0, REAL)
     scheduler = Scheduler(give_way, 1, STREAMS, REAL)
-    scheduler._bucket.take_nowait(1 << 30)
+    scheduler._bucket.take_nowait(owed_bytes)
     copies = [Copy() for _ in range(3)]
     threads = []
     for number, copy in enumerate(copies):

@@ -329,7 +329,7 @@ class Scheduler:
 
     def pay_small(self, seq: Seq, copy: WatchedStream, count: int) -> None:
         """Before so many bytes of a small file are written, which has no turns: wait for bytes of
-        the limit.
+        the limit, and until as many have come: no time is too short for the limit to hold.
         """
         if not self._bucket.bytes_per_s:
             return
@@ -338,6 +338,9 @@ class Scheduler:
             self._small[copy] = writer
         try:
             self._await(writer, partial(self._look_small, count))
+            self._await(writer, self._look_paid)
+            if copy.abandoned:
+                self._bucket.give_back(count)
         finally:
             with self._lock:
                 del self._small[copy]
@@ -351,6 +354,13 @@ class Scheduler:
                 self._bucket.take_nowait(count)
             self._waits(writer, turn)
             return turn
+
+    def _look_paid(self, writer: PieceWriter) -> Wait | None:
+        """None: what it took has come. Until then nobody else takes anything."""
+        with self._lock:
+            debt_s = 0.0 if writer.copy.abandoned else self._bucket.debt_s()
+            writer.bell.clear()
+            return Wait(debt_s) if debt_s else None
 
     def stand_back(self, copy: WatchedStream, logged_at: float) -> None:
         """For who reads a large file, and writes nothing: applications go first."""
