@@ -114,7 +114,7 @@ def descriptor_facts(task: Path, number: str) -> dict[str, str]:
         text = (task / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
         return {}
-    pairs = (line.partition(":") for line in text.splitlines())
+    pairs = (line.partition(":") for line in text.split("\n"))
     return {name: value.strip() for name, _colon, value in pairs}
 
 

@@ -289,7 +289,7 @@ def _is_first(thread: int) -> bool:
 
 def _process_in(thread: Path) -> int:
     try:
-        lines = (thread / "status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = (thread / "status").read_text(encoding="ascii", errors="replace").split("\n")
         return next(int(line.split()[1]) for line in lines if line.startswith("Tgid:"))
     except (OSError, ValueError, StopIteration):
         return 0

@@ -64,12 +64,13 @@ def limit_of(directory: Path) -> LimitedGroup | None:
 
 def _limits(process: Path, proc: Path) -> list[LimitedGroup] | None:
     try:
-        lines = (process / "cgroup").read_text().splitlines()
+        # Groups are called what their users like, in whatever encoding.
+        lines = os.fsdecode((process / "cgroup").read_bytes()).split("\n")
     except OSError:
         return None  # gone, or hidden (hidepid)
     groups = {
         "v2" if not controllers else "v1": group
-        for controllers, group in map(_membership, lines)
+        for controllers, group in map(_membership, filter(None, lines))
         if _may_limit(controllers)
     }
     if not groups:

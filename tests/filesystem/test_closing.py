@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from acpfs.filesystem.closing import Closing, closing_of
+from acpfs.filesystem.last_close import Openers
 from acpfs.processes import has_ended
+from acpfs.runtime.threads import THREADS
 
 SIGKILL = 1 << 8
 SIGTERM = 1 << 14
@@ -152,6 +154,16 @@ def test_a_process_goes_on_whose_first_thread_has_ended(tmp_path: Path) -> None:
         status = tmp_path / str(first) / "task" / str(number) / "status"
         status.write_text("State:\tS\n" + "VmSize:\t 132 kB\n" * (number != first))
     assert closing_of(first, tmp_path) is Closing.CALL
+
+
+@pytest.mark.clause("S537")
+def test_a_program_s_name_is_no_line_of_its_status(tmp_path: Path) -> None:
+    """The kernel escapes a line feed in it, and no other end of a line."""
+    status = "Name:\ta\x0cTgid:\t1\nTgid:\t4321\n"
+    (tmp_path / "self").symlink_to(str(os.getpid()))
+    (tmp_path / str(1 << 30)).mkdir()
+    (tmp_path / str(1 << 30) / "status").write_text(status)
+    assert Openers("", THREADS, tmp_path).process_of(1 << 30) == 4321
 
 
 @pytest.mark.clause("S499")

@@ -78,6 +78,19 @@ def test_whatever_others_call_their_mounts(tmp_path: Path) -> None:
     assert [one.limit_bytes for one in limits] == [GIB]
 
 
+@pytest.mark.clause("S537")
+def test_whatever_a_caller_calls_its_group(tmp_path: Path) -> None:
+    """Its open of a file in passthrough ended the worker, and eight of them the mount."""
+    name = os.fsdecode(b"a\xff\xc2\x85b")
+    machine = Machine(tmp_path)
+    machine.add_caller("/")
+    machine.add_group(name, str(GIB))
+    (machine.proc / str(CALLER) / "cgroup").write_bytes(os.fsencode(f"0::/{name}\n"))
+    limits = machine.limits()
+    assert limits is not None
+    assert [one.limit_bytes for one in limits] == [GIB]
+
+
 def test_page_cache_that_can_be_given_back_is_room(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.add_caller("/a")
