@@ -103,7 +103,7 @@ def _is_killed(pid: int) -> bool:
     """Its main thread has ended, or is to; Python's never ends before the process does."""
     if has_ended(PROC / str(pid)):
         return True
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(signals & _KILL_PENDING for signals in pending)
 
@@ -113,7 +113,7 @@ def _last_ran_at(task: Path) -> float | None:
     does.
     """
     with contextlib.suppress(OSError):
-        found = _LAST_RAN_MS.search((task / "sched").read_text())
+        found = _LAST_RAN_MS.search((task / "sched").read_text(errors="replace"))
         if found is not None:
             return time.time() - max(0.0, time.monotonic() - float(found[1]) / 1000)
     return None

@@ -80,7 +80,7 @@ def _stat(pid: int) -> list[str]:
     dead.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ["X"]
 

@@ -74,7 +74,7 @@ def is_stuck(pid: int) -> bool:
 
 
 def _is_killed(pid: int) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("SigPnd:"):
             return bool(int(line.split()[1], 16) & _SIGKILL_PENDING)
     return False
