@@ -335,24 +335,24 @@ class Stand:
         stopped = set[int]()
         while none_since < NONE_LEFT_LOOKS:
             living = self.processes()
-            if set(living) - stopped:
-                # On a busy machine one that is killed has been replaced before the next one is, by
-                # supervisor or worker; what stands still replaces nobody.
-                for pid in living:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSTOP)
-                stopped |= set(living)
-                none_since = 0
-                if time.monotonic() <= deadline:
-                    continue
+            new = set(living) - stopped
+            # On a busy machine one that is killed has been replaced before the next one is, by
+            # supervisor or worker; what stands still replaces nobody.
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= new
+            none_since = 0 if living else none_since + 1
+            if new and time.monotonic() <= deadline:
+                continue
             for pid in sorted(
-                living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)
+                stopped, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)
             ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for pid in living:
+            for pid in stopped:
                 _wait_dead(pid)
-            none_since = 0 if living else none_since + 1
+            stopped.clear()
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     "processes of the mount are still there: "
