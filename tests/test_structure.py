@@ -34,6 +34,7 @@ LAYERS = [
     "writeback",
     "ram",
     "backing",
+    "links",
 ]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
 BOTTOM = {

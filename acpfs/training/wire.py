@@ -15,7 +15,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 import weakref
@@ -25,13 +24,13 @@ from typing import TypeVar
 
 import trio
 
+from acpfs.links.frames import FrameSplitter, FrameTooLongError, framed
 from acpfs.training.messages import Sent, decode, encode
 from acpfs.training.records import MalformedError
 
 FRAME_BYTES_MAX = 16 << 20
 """A manifest of 50,000 files."""
 RECEIVE_BYTES = 1 << 16
-_LENGTH = struct.Struct(">I")
 _Result = TypeVar("_Result")
 
 
@@ -49,10 +48,10 @@ def frame(sent: Sent) -> bytes:
     Raises:
         MalformedError: it is longer than anybody would take.
     """
-    data = encode(sent)
-    if len(data) > FRAME_BYTES_MAX:
-        raise MalformedError(f"a message of {len(data)} bytes")
-    return _LENGTH.pack(len(data)) + data
+    try:
+        return framed(encode(sent), FRAME_BYTES_MAX)
+    except FrameTooLongError as error:
+        raise MalformedError(str(error)) from None
 
 
 def notice_silence(connection: socket.socket | trio.socket.SocketType) -> None:
@@ -74,8 +73,7 @@ class Frames:
     """Bytes in, messages out."""
 
     def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._kept = bytearray()
+        self._frames = FrameSplitter(bytes_max)
 
     def take(self, data: bytes | bytearray) -> list[Sent]:
         """The messages that are complete with these bytes.
@@ -83,25 +81,16 @@ class Frames:
         Raises:
             MalformedError: a frame that is too long, or that is no message.
         """
-        self._kept += data
-        found = []
-        begin = 0
-        while len(self._kept) - begin >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._kept, begin)
-            if length > self._bytes_max:
-                raise MalformedError(f"a message of {length} bytes")
-            end = begin + _LENGTH.size + length
-            if len(self._kept) < end:
-                break
-            found.append(decode(self._kept[begin + _LENGTH.size : end]))
-            begin = end
-        del self._kept[:begin]
-        return found
+        try:
+            found = self._frames.take(data)
+        except FrameTooLongError as error:
+            raise MalformedError(str(error)) from None
+        return [decode(one) for one in found]
 
     @property
     def inside(self) -> bool:
         """Whether a frame has begun that is not complete."""
-        return bool(self._kept)
+        return self._frames.inside
 
 
 class TrioLink:
