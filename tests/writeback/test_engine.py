@@ -609,6 +609,31 @@ class TestOutside:
         run(world.drain)
         assert {(), (b"a",), (b"a", b"b")} <= set(flushed)
 
+    @pytest.mark.clause("S208")
+    @pytest.mark.parametrize("is_moved", [False, True], ids=["removed first", "moved first"])
+    def test_a_directory_that_is_moved_and_removed_is_made_again_under_its_new_name(
+        self, world: World, run: Run, is_moved: bool
+    ) -> None:
+        """`moved first`: the rename was carried out, its answer was lost, and others removed it."""
+        world.mkdir("a")
+        run(world.drain)
+        if is_moved:
+
+            def move_and_lose(label: str, path: LowerPath) -> None:
+                if label == "rename":
+                    world.lower.fault = lambda _label, _path: None
+                    world.lower.rename((b"a",), (b"b",))
+                    world.lower.rmdir((b"b",))
+                    raise OSError(errno.EIO, "the answer was lost")
+
+            world.lower.fault = move_and_lose
+        else:
+            world.lower.rmdir((b"a",))
+        world.rename("a", "b")
+        world.store("b/f", b"1")
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+
     def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
         world.lower.fault = FailNth("rename", 1, errno.EIO)
         world.store("f", b"1")

@@ -612,10 +612,19 @@ class Committer:
         with self._settling(op, moves=True):
             self._tree.move(self.place_of(op), self.target_of(op))
             if st is None:
-                self._tree.remove(*self.target_of(op))
+                self._is_gone(self.target_of(op))
             self._manifest.move(source, target)
         self.give_back(op)
         return st
+
+    def _is_gone(self, place: Place) -> None:
+        """Others have removed what was to be moved there.
+
+        A directory keeps its place: it is made again with what comes into it (S208).
+        """
+        node = self._tree.node_at(*place)
+        if node is None or not self._parts.listener.is_directory(node):
+            self._tree.remove(*place)
 
     def give_back(self, op: Op) -> None:
         """Of what was moved aside; when paths are at rest again, for it may take a while."""
@@ -677,7 +686,7 @@ class Committer:
         with self._settling(op, moves=True):
             self._tree.move(at, to)
             if st is None:
-                self._tree.remove(*to)
+                self._is_gone(to)
             self._manifest.move(source, target)
         return st if at == self.place_of(op) else None  # of the operation's own node
 
