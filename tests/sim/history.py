@@ -211,6 +211,8 @@ class History(Serving):
             self._count(life)
             if self.passthrough is not None and not self.knobs.keeps_session:
                 self.passthrough.begin_anew()
+                for program in self.programs:
+                    program.may_count_closes()
                 self._leave_writers(self.passthrough, number)
             life.bury()
             self.storage.forget_descriptors()

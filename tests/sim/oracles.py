@@ -12,7 +12,17 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.sim.shown import Shown, as_asked, bare, below, differences, expected
+from tests.sim.shown import (
+    MODE,
+    Shown,
+    as_asked,
+    attribute,
+    bare,
+    below,
+    differences,
+    expected,
+    write,
+)
 from tests.sim.trace import Finding
 
 PAGE_BYTES = 4096
@@ -44,6 +54,26 @@ class Moment:
         )
 
 
+@dataclass(slots=True)
+class LateClose:
+    """A file that was mapped still when all of acpfs was killed: its close counts (S466), with what
+    was in it then, or what was stored through the mapping since.
+    """
+
+    contents: Sequence[bytes]
+    first: int
+    """The number of the moment at which it was closed: the close has its place there or later."""
+    end: int | None = None
+    """Of the moment from which on it is told; None: it has not been seen."""
+
+    def is_of(self, at: int, content: bytes | None) -> bool:
+        """Whether that can be the file's content at that moment, which does not know of the
+        close.
+        """
+        is_within = self.first <= at and (self.end is None or at < self.end)
+        return is_within and content is not None and is_mixed(content, self.contents)
+
+
 class Told:
     """The history of one program, as it was told."""
 
@@ -63,6 +93,7 @@ class Told:
         """A large content that was synced while the kernel went on writing it, and what came of it:
         exception X11.
         """
+        self.late_closes: dict[bytes, LateClose] = {}
         self.torn: set[bytes] = set()
         """Directories that somebody else has removed on the storage, until they are made again."""
         self.were_torn: set[bytes] = set()
@@ -116,14 +147,14 @@ class Told:
     def found(self, shown: Shown) -> None:
         """The storage shows this of the program's directory."""
         for at in range(self.at, len(self.moments)):
-            if self._is_shown(self.moments[at], shown):
+            if self._is_shown(at, shown):
                 self.at = at
                 return
         if self._halfway_from(shown, self.at) >= 0:
             return
         if self.may_remove_early and self._lacks_only_removed(shown):
             return
-        if self.pending is not None and self.pending.contents == shown:
+        if self._is_pending(shown):
             self.pending_was_shown = True
             return
         raise Finding("ORDER", f"the storage shows what never was: {self.nearest(shown)}")
@@ -140,8 +171,18 @@ class Told:
         ]
         return max(found, default=-1)
 
-    def _is_shown(self, moment: Moment, shown: Shown) -> bool:
-        """It is that moment, but for later writes of the kernel into what was synced."""
+    def _is_pending(self, shown: Shown) -> bool:
+        pending = self.pending
+        return pending is not None and pending.contents == self._but_late_closes(
+            len(self.moments), pending, shown
+        )
+
+    def _is_shown(self, at: int, shown: Shown) -> bool:
+        """It is that moment, but for later writes of the kernel into what was synced, and for
+        closes that count late.
+        """
+        moment = self.moments[at]
+        shown = self._but_late_closes(at, moment, shown)
         return moment.contents == shown or (
             bool(self.became)
             and shown.keys() == moment.contents.keys()
@@ -151,6 +192,30 @@ class Told:
                 for path, content in shown.items()
             )
         )
+
+    def _but_late_closes(self, at: int, moment: Moment, shown: Shown) -> Shown:
+        """`shown` as that moment has it, where it is only such a close that makes another of it."""
+        for path, close in self.late_closes.items():
+            if close.is_of(at, shown.get(path)):
+                shown = {key: content for key, content in shown.items() if key != path}
+                if path in moment.contents:
+                    shown[path] = moment.contents[path]
+        return shown
+
+    def count_closes(self, got: Shown) -> None:
+        """The mount shows this after a death of everything: such closes as it has are told."""
+        for path, close in self.late_closes.items():
+            content = got.get(path)
+            if close.end is not None or content is None or not is_mixed(content, close.contents):
+                continue
+            pending = self.pending
+            was_shown = self.pending_was_shown
+            close.end = len(self.moments)
+            self.begin(_with(self.now, path, content))
+            self.end()
+            if pending is not None:  # it may have been done, too
+                self.pending = replace(pending, shown=_with(pending.shown, path, content))
+                self.pending_was_shown = was_shown
 
     def overwritten(self, shown: Shown, got: Shown) -> Shown:
         """`shown` with later writes of the kernel, as far as `got` has them."""
@@ -185,8 +250,9 @@ class Told:
 
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
-        moments = [*self.moments[self.durable_at :], *([self.pending] if self.pending else [])]
-        is_one = any(self._is_shown(moment, shown) for moment in moments)
+        is_one = self._is_pending(shown) or any(
+            self._is_shown(at, shown) for at in range(self.durable_at, len(self.moments))
+        )
         if not is_one and self._halfway_from(shown, self.durable_at) < 0:
             raise Finding(
                 "POWER",
@@ -196,13 +262,9 @@ class Told:
 
     def latest(self, shown: Shown) -> int:
         """The latest moment that this can be."""
-        if self.pending is not None and self.pending.contents == shown:
+        if self._is_pending(shown):
             return len(self.moments)
-        found = [
-            at
-            for at in range(self.at, len(self.moments))
-            if self._is_shown(self.moments[at], shown)
-        ]
+        found = [at for at in range(self.at, len(self.moments)) if self._is_shown(at, shown)]
         return found[-1] if found else self._halfway_from(shown, self.at)
 
     def nearest(self, shown: Shown, least: int | None = None) -> str:
@@ -218,6 +280,14 @@ class Told:
             f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
             f" {differences(shown, moments[at].contents)}"
         )
+
+
+def _with(shown: Shown, path: bytes, content: bytes) -> Shown:
+    """The same with a file of that content."""
+    found = dict(shown)
+    write(found, path, content)
+    found.setdefault(attribute(path, MODE), b"644")
+    return found
 
 
 def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:

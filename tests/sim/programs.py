@@ -23,7 +23,7 @@ from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFi
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, HandleId, Ino
 from tests.sim.choices import KINDS, MAPPED_BYTES_MAX, MAPPED_PREFIX, MAPPING_KINDS, Choices, Knobs
-from tests.sim.oracles import Told, is_mixed, judge_shown
+from tests.sim.oracles import LateClose, Told, is_mixed, judge_shown
 from tests.sim.passthrough import Mapping
 from tests.sim.shown import (
     LINKS,
@@ -180,6 +180,10 @@ class Opened:
     reader: HandleId | None = None
     """The same program reads it, too, until it closes it."""
     mapping: Mapping | None = None
+    since_close: list[bytes] = field(default_factory=list)
+    """What was in it when its last descriptor was closed, and since, as it is mapped still."""
+    closed_at: int = 0
+    """The number of the moment at which that was."""
     outlived: list[bytes] = field(default_factory=list)
     """What was in it when its session ended, and since, as its writer lives on."""
     later: list[list[bytes]] = field(default_factory=list)
@@ -1065,6 +1069,9 @@ class Program:
         self.under_way = "close but for a mapping"
         self._trace.note(self.name, self.under_way, (file.path,))
         self.mapped[file.path] = self.open.pop(file.path)
+        file.since_close.append(file.content)
+        file.later.append(file.since_close)
+        file.closed_at = len(self.told.moments) - 1
         await self._calls.close(file)
 
     async def _end_mapping(self, file: Opened) -> None:
@@ -1085,6 +1092,12 @@ class Program:
         """That it has open, or mapped, under their names."""
         return [*self.open.values(), *self.mapped.values()]
 
+    def may_count_closes(self) -> None:
+        """All of acpfs was killed: the close of what is mapped still counts (S466)."""
+        for file in self.mapped.values():
+            at_close = LateClose(file.since_close, file.closed_at)
+            self.told.late_closes[file.path.encode()] = at_close
+
     def judge_halves(self, got: Shown) -> None:
         """Files that it had open are shown as far as they were written, or as they were before."""
         for file in self.written_files():
@@ -1102,6 +1115,7 @@ class Program:
 
     def died(self, got: Shown) -> None:
         """It died with its machine; this is what the mount shows since, without halves."""
+        self.told.count_closes(got)
         self.open.clear()
         self.nameless.clear()
         self.mapped.clear()
