@@ -99,6 +99,7 @@ MAY_NOT = {
 }
 """Beyond the direction: what a layer has no business with."""
 ROOMS = [
+    ("adopting",),
     ("engine",),
     ("commits",),
     ("failures",),

@@ -1,0 +1,1 @@
+"""Who may commit the log of a member that is lost."""
