@@ -20,6 +20,7 @@ from acpfs.errors import ConfigError
 from acpfs.training.marks import Marks
 from acpfs.training.policy import Policy
 from acpfs.training.torch.aborts import Aborts
+from acpfs.training.torch.bucket_order import order_over
 from acpfs.training.torch.device import BACKENDS, Device, Processor
 from acpfs.training.torch.groups import (
     device_of_groups,
@@ -76,6 +77,11 @@ class Generation:
             )
         self.control = dist.new_group(backend="gloo")
         return self.control
+
+    def order_buckets(self, model: Any) -> None:
+        """What DDP tells its ranks of its buckets goes over gloo."""
+        if self._device.is_behind:
+            order_over(self.control, model)
 
     def gathered(self, value: Any) -> list[Any]:
         """Everybody's, by rank; a collective."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
+from acpfs.training.torch.bucket_order import order_over
 from acpfs.training.torch.device import BACKENDS, Device, Processor
 from acpfs.training.torch.sockets import GroupSockets, connections
 
@@ -108,6 +109,10 @@ def groups_have_failed() -> bool:
     return False
 
 
+def _nothing() -> None:
+    """Nothing to take back."""
+
+
 class Groups:
     """Of one rank.
 
@@ -149,6 +154,10 @@ class Groups:
     def of_device(self) -> dict[Any, Any]:
         """Groups whose collectives the accelerator does → torch's device of these."""
         return groups_of_device() if self.device.is_behind else {}
+
+    def order_buckets(self, model: Any) -> Callable[[], None]:
+        """What DDP tells its ranks of its buckets goes over gloo; what this gives takes it back."""
+        return order_over(self._control, model) if self.device.is_behind else _nothing
 
     def have_failed(self) -> bool:
         """Whether a group of the accelerator says so, where its backend can."""

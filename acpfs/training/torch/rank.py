@@ -193,6 +193,7 @@ class TorchRank:
         )
         self.guard.at_end.append(lambda _: self.hooks.switch_off())
         self._by_hand = calls.update is not None
+        self._give_back = self.groups.order_buckets(trained.model)
 
     def _refuse_several_devices(self) -> None:
         """One rank's events are those of one device."""
@@ -262,6 +263,7 @@ class TorchRank:
 
     def remove(self) -> None:
         self.hooks.remove()
+        self._give_back()
 
     def abort(self) -> int:
         """End all collectives; from any thread. How many connections and groups that were."""

@@ -111,6 +111,7 @@ class Run:
             ConfigError: something that cannot be told from the model and the optimizers.
         """
         group = self._groups.make_control()
+        self._groups.order_buckets(model)
         held = TorchHolding(model, several(optimizer), group)
         return self.restore_held(
             held, several(scheduler), scaler=scaler, further=state, after_update=after_update

@@ -386,10 +386,8 @@ class Fails(Moment):
         job.memory.lose()
 
 
-def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 3) -> Moment:
-    """`first`: the update from which on; in DDP's first two the host reads what the device sends
-    round, and a rank may end by that, which is one more fault.
-    """
+def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 2) -> Moment:
+    """`first`: the update from which on; one that dies before the first is done leaves nothing."""
     dies, slow = chance.sample(range(WORLD), 2)
     is_ahead = chance.random() < AHEAD
     return Moment(

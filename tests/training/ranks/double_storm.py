@@ -3,9 +3,8 @@ with each layout and way to update; what is left, or what goes on, is compared b
 
     python -m tests.training.ranks.double_storm --kills 200 --seconds 1800 [--libraries DIR]
 
-In DDP's first two updates the host reads what the device has sent round: an abort there may end a
-rank, or have its loop raise anything. That is one more fault, and no torn state: such jobs are
-counted by themselves, and what they leave has to be right as well.
+An abort that ends a further rank is one more fault, and no torn state: such jobs are counted by
+themselves, and what they leave has to be right as well.
 """
 
 from __future__ import annotations

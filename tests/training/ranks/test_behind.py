@@ -31,6 +31,16 @@ def test_others_are_ahead_when_a_collective_is_aborted(tmp_path: Path, yardstick
     assert verdict(fault, tmp_path, yardsticks) == "right"
 
 
+@pytest.mark.clause("T187", "T203")
+@pytest.mark.parametrize("dies", [0, 3])
+def test_a_rank_dies_when_the_others_are_told_how_ddp_lays_its_buckets_out_anew(
+    tmp_path: Path, yardsticks: Path, dies: int
+) -> None:
+    """All others live: none of them reads what an aborted collective has left."""
+    fault = Moment("ddp", {dies: "sent_round"}, number=1)
+    assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
 @pytest.mark.long
 @pytest.mark.clause("T207")
 @pytest.mark.parametrize("kind", WAYS)

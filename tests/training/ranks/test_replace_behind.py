@@ -55,7 +55,7 @@ def test_a_rank_whose_device_fails_is_replaced(
 def test_ranks_die_at_any_moment_and_are_replaced(
     tmp_path: Path, yardsticks: Path, kind: str, seed: int
 ) -> None:
-    """From the first update on: what the host reads in DDP's first two ends a rank at most."""
+    """From the first update on."""
     chance = random.Random(seed)
     for number in range(KILLS):
         directory = tmp_path / str(number)
