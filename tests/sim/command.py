@@ -29,10 +29,8 @@ CORPUS = Path(__file__).with_name("corpus.txt")
 def run(arguments: list[str]) -> None:
     """Exit status 1 where a history failed."""
     options = _parser().parse_args(arguments)
-    virtual.install()
-    logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
+    simulate()
     profiles = [Profile(name) for name in options.profile or [one.value for one in Profile]]
-    _stay_on_one_processor()
     if options.seed is not None:
         failed = _these(profiles, options)
     elif options.corpus:
@@ -41,6 +39,13 @@ def run(arguments: list[str]) -> None:
         failed = _many(_drawn(profiles, options), options)
     sys.stdout.flush()
     os._exit(any(failed))  # threads of dead lives wait for turns that never come
+
+
+def simulate() -> None:
+    """From here on this process can run histories, and nothing else."""
+    virtual.install()
+    logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
+    _stay_on_one_processor()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +96,8 @@ def _stay_on_one_processor() -> None:
     os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
 
 
-def _history(choices: Choices) -> Outcome:
+def history(choices: Choices) -> Outcome:
+    """Run it, its RAM tiers in memory where possible."""
     with tempfile.TemporaryDirectory(dir=_memory(), prefix="acpfs-sim-") as base:
         is_of_members = choices.profile is Profile.MEMBERS
         make = MembersHistory if is_of_members else History
@@ -103,9 +109,9 @@ def _memory() -> str | None:
 
 
 def _one(choices: Choices, options: argparse.Namespace) -> bool:
-    outcome = _history(choices)
+    outcome = history(choices)
     if options.shrink and outcome.failure is not None:
-        outcome = _history(shrink(choices, partial(_fails_alike, rule_of(outcome))))
+        outcome = history(shrink(choices, partial(_fails_alike, rule_of(outcome))))
     if options.trace:
         print(*outcome.trace.events, sep="\n")
     print(report(outcome, 0 if options.trace else EVENTS_SHOWN))
@@ -141,7 +147,7 @@ def _many(todo: list[Choices], options: argparse.Namespace) -> list[bool]:
 
 def _outcomes(todo: list[Choices], jobs: int) -> Iterator[Outcome]:
     if jobs <= 1:
-        yield from map(_history, todo)
+        yield from map(history, todo)
         return
     context = multiprocessing.get_context("fork")
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
@@ -151,7 +157,7 @@ def _outcomes(todo: list[Choices], jobs: int) -> Iterator[Outcome]:
 
 def _bare_history(choices: Choices) -> Outcome:
     """Without what another process needs not know."""
-    outcome = _history(choices)
+    outcome = history(choices)
     outcome.trace.events.clear()
     if outcome.failure is not None and not isinstance(outcome.failure, Finding):
         outcome.failure = Finding("ERROR", sentence(outcome))
@@ -167,7 +173,7 @@ def rule_of(outcome: Outcome) -> str:
 
 
 def _fails_alike(rule: str, choices: Choices) -> bool:
-    return rule_of(_history(choices)) == rule
+    return rule_of(history(choices)) == rule
 
 
 def sentence(outcome: Outcome) -> str:
