@@ -116,6 +116,14 @@ class Plan:
         """One checkpoint of the whole job, each shard once."""
         return self.params * (self.weight_bytes + self.optimizer_bytes)
 
+    @property
+    def buddy_bytes(self) -> float:
+        """What a rank's host keeps with `buddy_every`: a copy of all that the rank updates, and one
+        of another rank's. While the next two are made it keeps these as well.
+        """
+        mine = self.params / (self.tensor_parallel * self.pipeline_parallel) / self.shards
+        return 2 * mine * (self.weight_bytes + self.optimizer_bytes)
+
     def node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
 

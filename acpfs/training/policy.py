@@ -84,6 +84,10 @@ class Policy:
     taken.
     """
 
+    buddy_every: int = 0
+    """So many updates from one copy of each rank's shards in another rank's memory to the next, for
+    `resilient`; 0: none are taken.
+    """
     untried_device: bool = False
     """Whether a job with nccl or hccl is protected: doubles have shown that, and no device has."""
     abort_s: float = 5.0
@@ -108,6 +112,8 @@ class Policy:
             raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
         if self.on_stall not in ("report", "fault"):
             raise ConfigError(f"on_stall = {self.on_stall!r}: report or fault")
+        if self.buddy_every < 0:
+            raise ConfigError(f"buddy_every = {self.buddy_every}: updates, 0 or more")
         parsed(self.drill)
         if self.durability not in ("ram", "persisted"):
             raise ConfigError(f"durability = {self.durability!r}: ram or persisted")

@@ -246,6 +246,7 @@ class Voyage:
                     self._enter(order)
                 elif isinstance(order.command, Done):
                     self._interrupter.disarm()
+                    self._run.end()
                     return self._value
                 elif isinstance(order.command, Leave):
                     self._leave(order.command)

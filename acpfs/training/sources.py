@@ -15,12 +15,16 @@ from acpfs.training.decision import Cover, Layout, Meeting, NoCover, cover, meet
 from acpfs.training.messages import Gate, Shard, Stopped
 
 NAME = "step-{step}"
+Tag = tuple[int, int]
+"""Of a copy of all shards: the lineage in which it was taken, and its step."""
 
 
 class Origin(Enum):
     """Of the state with which a generation begins."""
 
     MEMORY = "memory"
+    COPIES = "copies"
+    """Those of some steps ago, in the memory of each rank and of its buddy."""
     MOUNT = "mount"
     BEGINNING = "beginning"
     """As the loop has just built it."""
@@ -44,6 +48,10 @@ class Having:
     """The generation in which all had to begin elsewhere than behind their last step, as far as it
     knows.
     """
+    copies: Mapping[Tag, tuple[int, ...]] = field(default_factory=dict)
+    """Ranks of which it has a whole copy of all that they held then; its own is one of them."""
+    named: int = 0
+    """Step of the newest checkpoint that this process knows of in the mount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,10 @@ class Sources:
     """Rank → who has its host state; None: nobody."""
     lineage: int = 0
     """Of that state."""
+    tag: Tag | None = None
+    """The newest copy that is whole, whatever all begin with; None: there is none."""
+    parcels: Mapping[int, Mapping[Shard, tuple[int, int]]] = field(default_factory=dict)
+    """With `COPIES`: for each rank and shard who gives it, and out of whose copy."""
 
 
 def sources(having: Mapping[int, Having]) -> Sources:
@@ -70,7 +82,9 @@ def sources(having: Mapping[int, Having]) -> Sources:
     """
     lineage = max(one.lineage for one in having.values())
     having = {
-        rank: one if one.lineage == lineage else Having(one.holders, mount=one.mount)
+        rank: one
+        if one.lineage == lineage
+        else Having(one.holders, mount=one.mount, copies=one.copies, named=one.named)
         for rank, one in having.items()
     }
     holders = {shard: ranks for one in having.values() for shard, ranks in one.holders.items()}
@@ -81,7 +95,10 @@ def sources(having: Mapping[int, Having]) -> Sources:
     saved = (
         min((step for step in seen if step is not None), default=None) if None not in seen else None
     )
+    copied = _copied(having)
     if isinstance(found, NoCover):
+        if copied is not None and (saved is None or saved <= copied.step):
+            return copied
         return Sources(Origin.BEGINNING, 0) if saved is None else Sources(Origin.MOUNT, saved)
     if saved is not None and saved > found.step:
         return Sources(Origin.MOUNT, saved)
@@ -96,7 +113,45 @@ def sources(having: Mapping[int, Having]) -> Sources:
         _wanting(layout, found, givers),
         {rank: _host(rank, found.step, having) for rank in having},
         lineage,
+        None if copied is None else copied.tag,
     )
+
+
+def _copied(having: Mapping[int, Having]) -> Sources | None:
+    """The newest copy of which each rank's shards are somewhere.
+
+    Its lineage may be an older one: all have gone back to it then, or it is what all would have
+    gone back to. A copy that is not whole is no copy, so two of one tag are the same.
+    """
+    for tag in sorted({tag for one in having.values() for tag in one.copies}, reverse=True):
+        keepers: dict[int, int] = {}
+        for rank, one in sorted(having.items()):
+            for whose in one.copies.get(tag, ()):
+                if rank == whose or whose not in keepers:
+                    keepers[whose] = rank
+        given = {rank: _parcels(rank, one, keepers) for rank, one in having.items()}
+        if all(given[rank].keys() == one.holders.keys() for rank, one in having.items()):
+            return Sources(
+                Origin.COPIES,
+                tag[1],
+                hosts={rank: keepers.get(rank) for rank in having},
+                tag=tag,
+                parcels=given,
+            )
+    return None
+
+
+def _parcels(rank: int, one: Having, keepers: Mapping[int, int]) -> Mapping[Shard, tuple[int, int]]:
+    """Of a rank's shards those that somebody has: out of its own copy, or out of another holder's.
+
+    `keepers`: whose copy → who has it.
+    """
+    found = {}
+    for shard, holders in one.holders.items():
+        whose = next((holder for holder in (rank, *holders) if holder in keepers), None)
+        if whose is not None:
+            found[shard] = (keepers[whose], whose)
+    return found
 
 
 def _wanting(layout: Layout, found: Meeting, givers: Cover) -> Mapping[Shard, tuple[int, ...]]:

@@ -148,6 +148,7 @@ def test_a_plan_for_people_and_for_programs() -> None:
     ("words", "text"),
     [
         (["--dp", "16"], "nothing: each shard is held by one rank"),
+        (["--dp", "14", "--sharding", "fsdp"], "1.9 GiB of each rank's host keep copies"),
         (["--dp", "2", "--tp", "4", "--replicas", "2"], "not any node: of all of them"),
         (["--dp", "24", "--sharding", "ddp"], "any one rank, any one node, any two nodes"),
         (["--dp", "16", "--ram", "1G"], "is too little"),

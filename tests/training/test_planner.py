@@ -79,6 +79,12 @@ def test_seventy_billion_parameters_as_the_products_guide_counts_them() -> None:
     assert not coverage(one).any_rank
 
 
+@pytest.mark.clause("T213")
+def test_a_buddy_keeps_what_a_rank_updates_and_a_checkpoint_has() -> None:
+    plan = Plan(70e9, data_parallel=64, sharding=Sharding.FSDP)
+    assert plan.buddy_bytes * plan.world == 2 * plan.checkpoint_bytes
+
+
 def test_copies_side_by_side_do_not_survive_their_node() -> None:
     found = coverage(Plan(1e9, data_parallel=2, tensor_parallel=4, replicas=2))
     assert found.any_rank

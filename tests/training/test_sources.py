@@ -127,3 +127,74 @@ def test_what_a_process_has_left_counts_as_its_own() -> None:
         {1},
         1,
     )
+
+
+ALONE = {rank: {f"ranks-{rank}": (rank,)} for rank in range(4)}
+
+
+def alone(rank: int, done: int | None, *copies: tuple[int, int, int], **more: Any) -> Having:
+    """Of ranks of which each holds what nobody else does. `copies`: lineage, step, whose."""
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    for lineage, step, whose in copies:
+        found[lineage, step] = (*found.get((lineage, step), ()), whose)
+    return replace(having(rank, done), holders=ALONE[rank], copies=found, **more)
+
+
+def kept(step: int, lineage: int = 0, whose: tuple[int, ...] = (0, 1, 2, 3)) -> dict[int, Any]:
+    """Who has which copy of that step: each rank its own, and that of half of all further on."""
+    return {
+        rank: [(lineage, step, one) for one in (rank, (rank + 2) % 4) if one in whose]
+        for rank in range(4)
+    }
+
+
+@clause("T209", "T210")
+def test_where_a_shard_is_lost_all_go_back_to_the_newest_copy_that_is_whole() -> None:
+    """That of step 6 has not come to the buddy of the rank that died."""
+    old = kept(4)
+    new = kept(6, whose=(0, 2, 3))
+    told = {rank: alone(rank, 7, *old[rank], *new[rank]) for rank in (0, 2, 3)}
+    found = sources({**told, 1: alone(1, None)})
+    assert (found.origin, found.step, found.tag) == (Origin.COPIES, 4, (0, 4))
+    assert found.parcels[1] == {"ranks-1": (3, 1)}
+    assert found.parcels[2] == {"ranks-2": (2, 2)}
+    assert found.hosts == {0: 0, 1: 3, 2: 2, 3: 3}
+    assert sources({**told, 1: alone(1, 7)}).origin is Origin.MEMORY
+    assert sources({**told, 1: alone(1, 7)}).tag == (0, 4)
+
+
+@clause("T211")
+def test_where_a_rank_and_its_buddy_are_lost_it_is_the_mount() -> None:
+    copies = kept(4)
+    told = {rank: alone(rank, 7, *copies[rank], mount=2) for rank in (0, 2)}
+    lost = {rank: alone(rank, None, mount=2) for rank in (1, 3)}
+    assert (sources({**told, **lost}).origin, sources({**told, **lost}).step) == (Origin.MOUNT, 2)
+    newer = {rank: alone(rank, 7, *copies[rank], mount=5) for rank in (0, 2, 3)}
+    found = sources({**newer, 1: alone(1, None, mount=5)})
+    assert (found.origin, found.step, found.tag) == (Origin.MOUNT, 5, None)
+    older = {rank: replace(one, mount=3) for rank, one in newer.items()}
+    assert sources({**older, 1: alone(1, None, mount=3)}).origin is Origin.COPIES
+
+
+@clause("T209")
+def test_a_copy_counts_whatever_its_lineage_and_the_newer_line_first() -> None:
+    """All had gone back to step 4, and a rank has not heard of it; then to a copy taken anew."""
+    before = kept(4)
+    after = kept(4, lineage=3)
+    told = {
+        rank: alone(rank, 5, *before[rank], *after[rank], lineage=3 if rank else 2)
+        for rank in (0, 2, 3)
+    }
+    found = sources({**told, 1: alone(1, None)})
+    assert (found.origin, found.tag) == (Origin.COPIES, (3, 4))
+    without = {rank: alone(rank, 5, *before[rank], lineage=3 if rank else 2) for rank in (0, 2, 3)}
+    assert sources({**without, 1: alone(1, None)}).tag == (0, 4)
+
+
+@clause("T209")
+def test_another_holders_copy_will_do() -> None:
+    """Ranks 1 and 3 hold the same, and only rank 3's copy is left, without rank 1's host state."""
+    told = {rank: having(rank, 5, copies={(0, 4): (rank,)}) for rank in (0, 2)}
+    told |= {1: having(1, None), 3: having(3, None, copies={(0, 4): (3,)})}
+    found = sources(told)
+    assert (found.origin, found.parcels[1], found.hosts[1]) == (Origin.COPIES, {"b": (3, 3)}, None)

@@ -77,8 +77,16 @@ ROWS = (
         ("test_a_rank_dies", "test_what_is_missing_is_named"),
     ),
     Row(
-        "FSDP2 without a replicate dimension, ZeRO without copies, DeepSpeed",
-        ("refused: nobody else holds a shard", "snapshots only: not tried", SAME, SAME),
+        "FSDP2 without a replicate dimension, ZeRO without copies",
+        ("refused: nobody else holds a shard", RUNS, SAME, NOT_TRIED),
+        (
+            "test_a_shard_that_nobody_else_holds_is_refused",
+            "test_a_lost_rank_costs_the_steps_since_the_last_copy",
+        ),
+    ),
+    Row(
+        "DeepSpeed",
+        ("refused: nobody else holds a shard", NOT_TRIED, SAME, NOT_TRIED),
         ("test_a_shard_that_nobody_else_holds_is_refused",),
     ),
     Row(

@@ -121,6 +121,7 @@ def command(
                 "checkpoint_bytes": layout.checkpoint_bytes,
                 "node_bytes": most,
                 "ram_wanted_bytes": wanted,
+                "buddy_bytes": layout.buddy_bytes,
                 "ram_holds": None if ram is None else ram >= wanted,
                 "covers": asdict(found),
             }
@@ -174,7 +175,14 @@ def _coverage(layout: Plan, found: planner.Coverage) -> list[tuple[str, str]]:
                     "nothing: each shard is held by one rank; only what was saved is left after a "
                     "fault (--replicas 2)"
                 ),
-            )
+            ),
+            (
+                "buddy_every",
+                (
+                    f"{show.size(layout.buddy_bytes)} of each rank's host keep copies of its shard "
+                    "and of another rank's, twice that while the next are sent: any one rank"
+                ),
+            ),
         ]
     if not found.any_node:
         together = (

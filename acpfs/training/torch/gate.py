@@ -46,27 +46,45 @@ class NoGate:
         """Goes on at once."""
 
 
+class Votes(Protocol):
+    """What ranks tell each other at the gate, beside the number of the update."""
+
+    def vote(self) -> bool:
+        """This rank's, when it comes to the gate."""
+
+    def voted(self, count: int) -> None:
+        """So many have voted for it; called when the gate is passed."""
+
+
 class ExplicitGate:
-    """One all-reduce of one number, in a group of its own, so that it is in nobody's way."""
+    """One all-reduce of a number or two, in a group of its own, so that it is in nobody's way."""
 
     kind = messages.Gate.EXPLICIT
     result = None
 
-    def __init__(self, group: Any, device: str = "cpu") -> None:
-        """`group`: of all ranks. `device`: where its backend wants tensors."""
+    def __init__(self, group: Any, device: str = "cpu", votes: Votes | None = None) -> None:
+        """`group`: of all ranks. `device`: where its backend wants tensors.
+
+        `votes`: all ranks have them, or none.
+        """
         self._group = group
-        self._sum = torch.zeros(1, dtype=torch.int64, device=device)
+        self._votes = votes
+        self._sum = torch.zeros(1 if votes is None else 2, dtype=torch.int64, device=device)
 
     def wait(self, step: int) -> None:
         self._sum.fill_(step)
+        if self._votes is not None:
+            self._sum[1] = int(self._votes.vote())
         dist.all_reduce(self._sum, group=self._group)
-        found = int(self._sum.item())
+        found = int(self._sum[0].item())
         expected = step * dist.get_world_size(self._group)
         if found != expected:
             raise RuntimeError(
                 f"ranks do not do the same update: the sum of their numbers is {found}, and "
                 f"{expected} for update {step}"
             )
+        if self._votes is not None:
+            self._votes.voted(int(self._sum[1].item()))
 
 
 @dataclass

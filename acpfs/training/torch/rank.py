@@ -155,8 +155,9 @@ class TorchRank:
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(
-                f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); "
-                "docs/TRAINING.md says how"
+                f"nobody else holds {shard}: a rank that dies takes it along, so a gasp needs "
+                "copies (HSDP, ReplicatedZero, DDP); or use resilient with buddy_every, which "
+                "keeps a copy in another rank's memory; docs/TRAINING.md says how"
             )
         self._state: LocalState | OwnState | Held
         self._state = held or (

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
@@ -24,10 +26,12 @@ from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import name_of
 from acpfs.training.messages import Ask, Phase, Stopped
+from acpfs.training.mounted import node_name
 from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
+from acpfs.training.torch.buddy_copies import PIECE_S, BuddyCopies, Parcel, copied, ring
 from acpfs.training.torch.end_mark import EndMark, local
 from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.generation import Generation, any_tensor
@@ -66,6 +70,9 @@ class Run:
         self._entry = ExitStack()
         """Whatever is opened in it counts as a group's connection."""
         self._buddy = Buddy(rank, world)
+        self._copies = BuddyCopies(rank, policy.buddy_every, lambda: marks.held)
+        self._named = 0
+        """Step of the newest checkpoint in the mount that this process knows of."""
         self._state: State | LeftState | None = None
         """What this process has, or can have of the one before; None: nothing, or nothing whole."""
         self._is_first = True
@@ -148,7 +155,7 @@ class Run:
             UpdateHooks(
                 held.optimizers,
                 self._marks,
-                ExplicitGate(group),
+                ExplicitGate(group, votes=self._copies),
                 UpdateCalls(self._ready(held, host, end), self._at, self._meet),
                 end=end,
                 guard=self.guard,
@@ -156,6 +163,7 @@ class Run:
             ),
             end,
         )
+        has_copies = self._meet_buddies(held)
         found = self._found_out(fresh)
         self.at("restoring")
         before = self._state
@@ -177,6 +185,9 @@ class Run:
         if before is not None:
             before.release()
         fresh.hooks.install()
+        self._copies.only(found.tag)
+        if has_copies:
+            self._copy(fresh, found.step)
         self._entry.close()
         log.info("restored", step=found.step, origin=found.origin.value, generation=self.generation)
         return found.step
@@ -191,10 +202,12 @@ class Run:
             raise ConfigError("snapshot comes after restore")
         state.hooks.wait_done()
         step = self._marks.now.done
-        return snapshot.save(
+        path = snapshot.save(
             *(self.directory, self._job, self.rank, self.generation, step, state.held.layout),
             *(state.held.writer(state.host, self.rank), self._policy, self._groups.gathered),
         )
+        self._named = step
+        return path
 
     @contextmanager
     def long_operation(self) -> Iterator[None]:
@@ -227,6 +240,7 @@ class Run:
             LostError: nothing of it can be read, nor works on its device.
         """
         self._entry.close()
+        self._copies.leave()
         self._groups.settle(self._any_tensor)
         now = self._marks.now
         if self._state is not None:
@@ -302,7 +316,75 @@ class Run:
     def _at(self, point: str) -> None:
         if point == "updated":
             self._on_update()
+            step = self._marks.now.done
+            if isinstance(self._state, State) and self._copies.is_due(step):
+                self._state.hooks.wait_done()
+                self._copy(self._state, step)
         theirs(self.at, point)
+
+    # -- copies in the memory of other ranks
+
+    def _meet_buddies(self, held: Holding) -> bool:
+        """Make the group that copies go over, where some are wanted; whether they are. A
+        collective.
+
+        Raises:
+            ConfigError: ranks want different ones, or copies of what cannot be copied.
+        """
+        every = self._policy.buddy_every
+        told = self._groups.gathered(
+            (every, node_name(self.directory), held.layout.holders, held.layout.copies)
+        )
+        if len({one for one, *_ in told}) > 1:
+            raise ConfigError(
+                f"buddy_every differs between ranks: {', '.join(str(one) for one, *_ in told)}"
+            )
+        if every and held.begun is not None:
+            raise ConfigError(
+                "buddy_every: copies in the memory of other ranks are for plain torch; the "
+                "function loads its checkpoints by itself"
+            )
+        copies = min(one for *_, one in told)
+        if self.rank == 0 and not self.generation:
+            self._say(copies)
+        if not every or self.world in (1, copies):
+            return False
+        offset = ring([node for _, node, *_ in told], [ranks for *_, ranks, _ in told])
+        self._copies.meet(
+            dist.new_group(backend="gloo", timeout=timedelta(seconds=PIECE_S)),
+            *(self.world, offset),
+        )
+        return True
+
+    def _say(self, copies: int) -> None:
+        """What the loss of a rank means, before there is one."""
+        every = self._policy.buddy_every
+        if self.world == 1 or copies > 1:
+            return
+        log.warning(
+            "shards that only one rank holds: when that rank dies, all go back to the last copy "
+            f"in other ranks' memory, {every} updates at most (buddy_every)"
+            if every
+            else "shards that only one rank holds: when that rank dies, all go back to the last "
+            "run.snapshot() in the mount, or to the beginning; buddy_every=50 keeps a copy of each "
+            "in another rank's memory, and at most so many updates are lost"
+        )
+
+    def _copy(self, state: State, step: int) -> None:
+        """Take one of everything at the end of that step, which it is now, and have it sent."""
+        tag = (self._lineage, step)
+        try:
+            shards = {shard: copied(state.held.contents(shard)) for shard in state.holders}
+        except (RuntimeError, MemoryError) as error:  # no memory: training goes on without
+            log.warning("no further copies in the memory of other ranks", why=str(error))
+            self._copies.give_up(tag)
+            return
+        self._copies.begin(tag, Parcel(shards, packed(state.host.taken(step))))
+        theirs(self.at, "copied")
+
+    def end(self) -> None:
+        """The job has."""
+        self._copies.end()
 
     # -- from where
 
@@ -330,16 +412,65 @@ class Run:
             () if self._state is None else self._state.steps,
             {self._buddy.of: tuple(self._buddy.kept)},
             lineage=self._lineage,
+            copies=self._copies.having,
+            named=self._named,
         )
-        found = sources(dict(enumerate(self._groups.gathered(mine))))
+        told: list[Having] = self._groups.gathered(mine)
+        found = sources(dict(enumerate(told)))
         if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
             return Sources(Origin.BEGINNING, fresh.held.begun)
-        if (
-            found.origin is Origin.MEMORY or not self._policy.tracker
-        ):  # what is in memory is never older: nobody waits for a file
-            return found
+        is_newest = found.origin is Origin.MEMORY or (
+            found.origin is Origin.COPIES and found.step >= max(one.named for one in told)
+        )
+        if is_newest or not self._policy.tracker:
+            return found  # what is in memory is not older: nobody waits for a file
+        if self._policy.buddy_every and found.origin is not Origin.COPIES:
+            self._say_lost(told)
         seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
         return sources(dict(enumerate(self._groups.gathered(replace(mine, mount=seen)))))
+
+    def _say_lost(self, told: Sequence[Having]) -> None:
+        """No copy is whole, though some were taken."""
+        tags = {tag for one in told for tag in one.copies}
+        if tags and self.rank == 0:
+            kept = {whose for one in told for whose in one.copies.get(max(tags), ())}
+            log.warning(
+                "ranks were lost together with those that kept their copies: all go back to the "
+                "checkpoint in the mount",
+                ranks=sorted(set(range(self.world)) - kept),
+            )
+
+    def _take_copies(self, found: Sources, fresh: State) -> None:
+        """From what each rank and its buddy keep in memory."""
+        group = self._groups.control
+        assert found.tag is not None
+        for rank, shards in sorted(found.parcels.items()):
+            for shard, (giver, whose) in sorted(shards.items()):
+                if giver == self.rank:
+                    contents = self._copies.parcel(whose, found.tag).shards[shard]
+                    if rank == self.rank:  # a model takes what it is given: the copy stays
+                        fresh.held.fill(copied(contents))
+                    else:
+                        send(contents, rank, group)
+                elif rank == self.rank:
+                    fresh.held.fill(receive(giver, group))
+        self._host_of(found, fresh)
+        fresh.held.spread(
+            {shard: min(ranks) for one in self._holders(fresh) for shard, ranks in one.items()}
+        )
+
+    def _holders(self, fresh: State) -> list[Mapping[str, tuple[int, ...]]]:
+        """Of all ranks; a collective."""
+        return self._groups.gathered(fresh.held.layout.holders)
+
+    def _packed_of(self, rank: int, found: Sources) -> bytes:
+        """A rank's host state at the step that all begin with, of which this one has it."""
+        if found.tag is not None and found.origin is Origin.COPIES:
+            return self._copies.parcel(rank, found.tag).host
+        if rank != self.rank:
+            return self._buddy.kept[found.step]
+        assert self._state is not None
+        return packed(self._state.taken(found.step))
 
     def _take(self, found: Sources, fresh: State) -> None:
         """From memory: this process's, or another rank's."""
@@ -368,20 +499,16 @@ class Run:
         another rank's with random numbers anew.
         """
         group = self._groups.control
+        # a copy of which somebody has a part is whole in those that took it and live
         present = min(rank for rank, source in found.hosts.items() if source == rank)
         for rank, source in sorted(found.hosts.items()):
             giver = present if source is None else source
-            if rank == giver == self.rank:
-                assert self._state is not None
-                fresh.host.adopt(found.step, self._state.taken(found.step))
-            elif giver == self.rank:
-                assert self._state is not None
-                send_bytes(
-                    packed(self._state.taken(found.step))
-                    if source is None
-                    else self._buddy.kept[found.step],
-                    *(rank, group),
-                )
+            if giver == self.rank:
+                taken = self._packed_of(giver if source is None else rank, found)
+                if rank == self.rank:
+                    fresh.host.adopt(found.step, unpacked(taken))
+                else:
+                    send_bytes(taken, rank, group)
             elif rank == self.rank:
                 fresh.host.adopt(found.step, unpacked(receive_bytes(giver, group)))
         fresh.host.bring(found.step)
@@ -393,7 +520,9 @@ class Run:
             torch.manual_seed(hash((found.step, self.rank)))
 
     def _load(self, found: Sources, fresh: State) -> None:
-        """From the mount, or as it was built."""
+        """From copies, from the mount, or as it was built."""
+        if found.origin is Origin.COPIES:
+            self._take_copies(found, fresh)
         if found.origin is not Origin.MOUNT:
             return
         path = snapshot.of_step(self.directory, found.step, self._policy.name, self._policy.files_s)
@@ -401,6 +530,7 @@ class Run:
         if host is not None:
             fresh.host.adopt(found.step, Taken(host, follows=False))
             fresh.host.bring(found.step)
+        self._named = found.step
 
 
 def several(value: Any) -> Sequence[Any]:

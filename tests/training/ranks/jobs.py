@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -139,6 +140,21 @@ def hsdp() -> Job:
     model = network()
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Job(model, optimizer, decay(optimizer))
+
+
+def fsdp() -> Job:
+    """Nobody has what another rank has."""
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Job(model, optimizer, decay(optimizer))
+
+
+def lone_zero() -> Job:
+    """The same of an optimizer's state."""
+    model = DistributedDataParallel(network(), find_unused_parameters=True)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     return Job(model, optimizer, decay(optimizer))
 
 

@@ -27,7 +27,7 @@ from acpfs.training.torch.device import DeviceMemoryError
 from tests.training.gasp_job import DEADLINE_S
 from tests.training.ranks.expert_groups import expert_groups
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, whole
+from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, fsdp, lone_zero, whole
 
 WORLD = 4
 STEPS = 8
@@ -56,6 +56,8 @@ KINDS = {
     "ddp": steady(LAYOUTS["ddp"]),
     "zero": steady(LAYOUTS["zero"]),
     "expert groups": expert_groups,
+    "fsdp": fsdp,
+    "lone zero": lone_zero,
 }
 FORKS_MAX = 40
 RANDOM_LOST = "random numbers of this rank are lost with its buddy"
@@ -75,12 +77,29 @@ class Plan:
     snapshot_at: int = 0
     steps: int = STEPS
     device: str = "auto"
+    buddy_every: int = 0
     enter: Callable[[Any], object] = id
     """Called first in each generation, with what a script holds."""
 
 
 def die(_: Job | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def together(
+    directory: Path, acts: Mapping[int, Callable[[Job | None], object]], point: str, number: int
+) -> dict[tuple[int, int, str, int], Callable[[Job | None], object]]:
+    """Faults of these ranks: none of them begins before all are at the point, or one might be
+    stopped for another's fault and never come there.
+    """
+
+    def act(rank: int, job: Job | None) -> None:
+        (directory / f"there-{rank}").touch()
+        while not all((directory / f"there-{other}").exists() for other in acts):
+            select.select([], [], [], 0.005)
+        acts[rank](job)
+
+    return {(rank, 0, point, number): functools.partial(act, rank) for rank in acts}
 
 
 def fail(_: Job | None) -> None:
@@ -279,7 +298,10 @@ def run_job(
 
     def main(rank: int, process: int) -> None:
         where.enter(rank)
-        resilient(where.directory(rank), device=plan.device)(train)(plan, tmp_path, process)
+        decorate = resilient(
+            where.directory(rank), device=plan.device, buddy_every=plan.buddy_every
+        )
+        decorate(train)(plan, tmp_path, process)
 
     ranks = Replaced(WORLD, tmp_path, main, where.environment)
     with ranks:

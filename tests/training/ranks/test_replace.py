@@ -37,6 +37,7 @@ from tests.training.ranks.replaced import (
     lose_memory,
     poison,
     run_job,
+    together,
 )
 
 pytestmark = pytest.mark.long
@@ -110,11 +111,8 @@ def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(
 def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     tmp_path: Path, yardsticks: Path, second: Callable[[Job | None], object]
 ) -> None:
-    run_job(
-        Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2),
-        tmp_path,
-        yardsticks,
-    )
+    faults = together(tmp_path, {1: die, 3: second}, "backward", 5)
+    run_job(Plan("hsdp", faults, snapshot_at=2), tmp_path, yardsticks)
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
@@ -125,11 +123,8 @@ def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(
 ) -> None:
     """Behind the last step, so that it shows; with DDP no shard is lost."""
     last = STEPS
-    run_job(
-        Plan("ddp", {(1, 0, "sent_round", last): die, (3, 0, "sent_round", last): die}),
-        tmp_path,
-        yardsticks,
-    )
+    faults = together(tmp_path, {1: die, 3: die}, "sent_round", last)
+    run_job(Plan("ddp", faults), tmp_path, yardsticks)
     named = [RANDOM_LOST in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(WORLD)]
     assert named == [False, True, False, True]
 
@@ -152,7 +147,7 @@ def test_a_rank_dies_before_its_first_update(tmp_path: Path, yardsticks: Path) -
 
 @clause("T82")
 def test_all_ranks_die_at_once(tmp_path: Path, yardsticks: Path) -> None:
-    faults = {(rank, 0, "backward", 5): die for rank in range(WORLD)}
+    faults = together(tmp_path, dict.fromkeys(range(WORLD), die), "backward", 5)
     counts = run_job(Plan("zero", faults, snapshot_at=2), tmp_path, yardsticks)
     assert all(count > 1 for count in counts.values())
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}

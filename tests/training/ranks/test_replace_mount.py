@@ -22,7 +22,7 @@ from tests.training.gasp_job import until
 from tests.training.ranks.jobs import Job
 from tests.training.ranks.networks import Networks
 from tests.training.ranks.nodes import PER_NODE, coordinators, on_nodes
-from tests.training.ranks.replaced import WORLD, Plan, Replaced, die, run_job
+from tests.training.ranks.replaced import WORLD, Plan, Replaced, die, run_job, together
 from tests.training.ranks.test_replace import stayed
 
 pytestmark = pytest.mark.long
@@ -73,7 +73,8 @@ def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(
 def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_comes_from_ram(
     tmp_path: Path, yardsticks: Path
 ) -> None:
-    plan = Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): die}, snapshot_at=2)
+    faults = together(tmp_path, {1: die, 3: die}, "backward", 5)
+    plan = Plan("hsdp", faults, snapshot_at=2)
     storage = FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON)
     with storage, mounted(storage.path, tmp_path / "mount") as mount:
         storage.freeze()
