@@ -23,6 +23,9 @@ Tracer = Callable[[FrameType, str, Any], Any]
 class Watch:
     """Notes which bugs' lines are executed, in all threads of this process."""
 
+    current: Watch
+    """Threads outlive the histories in which they began, and are watched for good."""
+
     def __init__(self, bugs: Sequence[Bug], package: Path) -> None:
         """`package`: the directory of the sources that are imported."""
         self.reached: set[str] = set()
@@ -39,10 +42,12 @@ class Watch:
     def begin(self) -> None:
         """Another history."""
         self.reached = set()
-        threading.settrace(self._entered)  # for threads that begin from here on
-        sys.settrace(self._entered)
+        Watch.current = self
+        threading.settrace(_entered)  # for threads that begin from here on
+        sys.settrace(_entered)
 
-    def _entered(self, frame: FrameType, _event: str, _what: object) -> Tracer | None:
+    def entered(self, frame: FrameType) -> Tracer | None:
+        """A function begins, or goes on; how its lines are watched."""
         lines = self._watched.get(frame.f_code)
         if lines is None:
             lines = self._watched[frame.f_code] = self._of_code(frame.f_code)
@@ -57,6 +62,10 @@ class Watch:
         if event == "line":
             self.reached.update(self._watched[frame.f_code].get(frame.f_lineno, ()))
         return self._stepped
+
+
+def _entered(frame: FrameType, _event: str, _what: object) -> Tracer | None:
+    return Watch.current.entered(frame)
 
 
 def lines_of(bug: Bug, text: str) -> Iterator[int]:
