@@ -42,23 +42,29 @@ class Salvaged:
     """Of files among them, the first ones."""
 
 
-def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salvaged:
+def salvage(
+    read_into: Callable[[sqlite3.Connection], None],
+    journal: Path,
+    target: Path,
+    size_of: Callable[[str], int],
+) -> Salvaged:
     """Make the state database `target` from a journal.
+
+    `read_into`: makes an empty database the state that the journal has. `journal`: where that is,
+    for people.
 
     `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
 
     Raises:
         RefusedError: a newer acpfs wrote the journal.
-        OSError, sqlite3.Error: the disk's. `target` is not there after any of them.
+        OSError, sqlite3.Error: the disk's. `target` is not there after any of them, nor after what
+            `read_into` raises.
     """
     unfinished = target.with_suffix(".salvage")
     unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    with (
-        contextlib.closing(sqlite3.connect(journal)) as source,
-        contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as db,
-    ):
-        source.backup(db)
+    with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as db:
+        read_into(db)
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("BEGIN")
         migrate(db, STATE_VERSION, journal)
@@ -88,8 +94,8 @@ class _Salvage:
         self._name(ops, needed)
         for ino in needed:
             self._mend_node(ino)
-        for table in ("mark", "mirror_seed"):
-            self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+        self._db.execute("DELETE FROM mark")
+        self._db.execute("DROP TABLE IF EXISTS mirror_seed")  # of version 0.1.0
         self._db.execute(
             "DROP TABLE IF EXISTS incarnation"
         )  # to other members this is a loss: what was not mirrored is gone

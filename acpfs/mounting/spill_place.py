@@ -21,6 +21,7 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
+from acpfs.writeback.copies.on_disk import DiskPlace
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.sources.mirror import Mirror
 from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules, recorded_place
@@ -118,7 +119,7 @@ class SpillPlace:
         state = self._state
         mode = SpillMode.MOVE if closed else settings.spill_mode
         mirror = (
-            Mirror(directory, state, operations, lower, self._node_id, self._runtime)
+            Mirror(DiskPlace(directory), state, operations, lower, self._node_id, self._runtime)
             if mode is SpillMode.MIRROR
             else None
         )

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from acpfs.backing.identity import Identity, has_node_id
@@ -24,8 +25,10 @@ from acpfs.ram.place import Place
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import forget
 from acpfs.runtime.chance import Chance
+from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies.journal_frames import DamagedFrameError
 from acpfs.writeback.log.ops import Op
-from acpfs.writeback.sources.mirror import NoMirror, journal_name, read_mark
+from acpfs.writeback.sources.mirror import NoMirror, read_mark
 from acpfs.writeback.sources.spill import Spill
 
 SPILL_WAIT_S = 30.0
@@ -142,18 +145,20 @@ def recover(
     directory = SpillDirectory(
         settings.spill / f"acpfs-{identity.volume_id}-{identity.node_id}", chance
     )
-    journal = directory.path / journal_name(marks[0].get("token", ""))
+    token = marks[0].get("token", "")
     found: list[Salvaged] = []
 
     def look() -> None:
-        if not journal.is_file():
+        if (missing := on_disk.missing(directory.path, token)) is not None:
             raise RefusedError(
-                f"{told}, and {journal} is not there: is the disk mounted? {way_out}"
+                f"{told}, and {missing} is not there: is the disk mounted? {way_out}"
             )
         forget(state)
+        journal = directory.path / on_disk.log_name(token)
+        read_into = partial(on_disk.read_into, directory.path, token)
         try:
-            found.append(salvage(journal, state, directory.size))
-        except sqlite3.Error as error:
+            found.append(salvage(read_into, journal, state, directory.size))
+        except (sqlite3.Error, DamagedFrameError) as error:
             raise MachineError(
                 f"the mirror's journal {journal} cannot be read: {error}; {way_out}"
             ) from error

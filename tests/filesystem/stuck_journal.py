@@ -4,7 +4,6 @@ tests that lose RAM then.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from acpfs.ram.state import Statement
+from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.sources.mirror import Mirror
 from tests.filesystem.test_spilling import spilling
 from tests.filesystem.world import World
@@ -53,7 +53,7 @@ class StuckJournal:
         apply = Mirror._apply
         wait = Mirror._wait
 
-        def stick(journal: sqlite3.Connection, batch: Batch) -> None:
+        def stick(journal: Journal, batch: Batch) -> None:
             if self._begun.is_set() and (self.is_stuck.is_set() or self._sticks(batch)):
                 self.is_stuck.set()
                 self._over.wait(60)

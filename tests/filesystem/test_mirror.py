@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT
-from acpfs.writeback.sources.mirror import journal_name, read_mark
+from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies.journal_place import Journal
+from acpfs.writeback.copies.on_disk import log_name
+from acpfs.writeback.sources.mirror import Mirror, read_mark
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
 from tests.filesystem.world import CALLER, World
@@ -335,7 +339,7 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
         mirror = spilling(made).spill.mirror
         assert mirror is not None
         first = mirror._token
-        names = mirror._directory.names
+        names = spilling(made).spill.directory.names
 
         def names_later() -> list[str]:
             monkeypatch.undo()
@@ -347,14 +351,55 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
                 assert mirror._changed.wait_for(lambda: mirror._seeded, 20)
             return names()
 
-        monkeypatch.setattr(mirror._directory, "names", names_later)
+        monkeypatch.setattr(spilling(made).spill.directory, "names", names_later)
         with mirror._marking:
             mirror._set_mark(first)
         await until(made, lambda: mirror.statistics().state == "on")
         assert mirror._token != first
-        assert journal_name(mirror._token) in names()
+        assert log_name(mirror._token) in names()
 
     run(tmp_path, script)
+
+
+def test_a_journal_that_has_become_long_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the drain goes on; each of them has all that was mirrored."""
+    monkeypatch.setattr(on_disk, "LONG_BYTES", 2000)
+    monkeypatch.setattr(on_disk, "LONG_SEEDS", 0)
+    left = dict[str, bytes | str]()
+
+    async def before(made: World) -> None:
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        for turn in range(3):
+            first = mirror._token
+            for number in range(10):
+                await made.write(b"%d-%d" % (turn, number), b"%d" % number)
+            await until(made, partial(_has_another, mirror, first))
+            await mirrored(made)
+        await made.drained()
+        made.engine.hold(True)
+        await made.write(b"last", b"1")
+        await made.do(made.fs.unlink(ROOT, b"0-0"))
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        assert made.salvaged.lost == 0
+        await made.drained()
+        left.update(tree(made.backing))
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+    numbers = [f"{turn}-{number}" for turn in range(3) for number in range(10)][1:]
+    assert left == {"last": b"1", **{name: name[-1].encode() for name in numbers}}
+
+
+def _has_another(mirror: Mirror, first: str) -> bool:
+    return mirror._token != first
 
 
 def test_a_journal_counts_only_when_it_is_seeded_itself(
@@ -372,7 +417,7 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(
         assert mirror is not None
         seed = mirror._seed
 
-        def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+        def seed_later(token: str, snapshot: sqlite3.Connection) -> Journal:
             go_on = next(which)
             journal = seed(token, snapshot)
             assert go_on.wait(60)

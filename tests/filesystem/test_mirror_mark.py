@@ -20,9 +20,11 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino, TierId
+from acpfs.writeback.copies.journal_place import Journal
+from acpfs.writeback.copies.on_disk import DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.sources.mirror import Mirror, journal_name, read_mark
+from acpfs.writeback.sources.mirror import Mirror, read_mark
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
@@ -70,7 +72,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
     log = OperationLog(state, REAL.clock)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
-    mirror = Mirror(directory, state, log, lower, "test", REAL, patience_s=WAIT_S)
+    mirror = Mirror(DiskPlace(directory), state, log, lower, "test", REAL, patience_s=WAIT_S)
     with closing(state):
         yield Made(mirror, state, log, lower, directory, RLock())
         lower.go_on.set()
@@ -102,7 +104,7 @@ def test_a_mark_that_was_late_takes_no_journal_in_use_away(made: Made) -> None:
     wait_until(lambda: made.mirror._seeded)
     made.lower.go_on.set()
     wait_until(lambda: made.mark() == made.mirror._token)
-    assert (made.directory.path / journal_name(made.mark())).exists()
+    assert (made.directory.path / log_name(made.mark())).exists()
 
 
 def stored(made: Made, number: int) -> Op:
@@ -131,7 +133,7 @@ class Hanging:
         self.go_on = threading.Event()
         apply = mirror._apply
 
-        def late(journal: sqlite3.Connection, batch: list[list[Statement]]) -> None:
+        def late(journal: Journal, batch: list[list[Statement]]) -> None:
             assert self.go_on.wait(WAIT_S)
             apply(journal, batch)
 
@@ -172,7 +174,7 @@ def test_who_waits_for_a_journal_does_not_go_on_because_of_the_next_one(
     seeding = threading.Event()
     seed = made.mirror._seed
 
-    def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+    def seed_later(token: str, snapshot: sqlite3.Connection) -> Journal:
         assert seeding.wait(WAIT_S)
         return seed(token, snapshot)
 
@@ -199,7 +201,7 @@ def test_a_journal_that_failed_is_not_marked_because_the_next_one_is_seeded(
     seed = made.mirror._seed
     tokens = list[str]()
 
-    def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+    def seed_later(token: str, snapshot: sqlite3.Connection) -> Journal:
         tokens.append(token)
         if token == tokens[0]:
             assert seeding.wait(WAIT_S)

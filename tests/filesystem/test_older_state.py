@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from acpfs.mounting import tier_salvage
 from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, ROOT, VersionId
+from acpfs.writeback.copies.on_disk import old_name, read_into
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from tests.rig.runtime import REAL
@@ -173,7 +175,7 @@ def test_a_journal_of_an_older_version_becomes_a_state(
     """The mirror's journal is the state once more; one that a reboot ended is of the code of
     then.
     """
-    journal = tmp_path / "journal.sqlite"
+    journal = tmp_path / old_name("older")
     target = tmp_path / "after" / "state.sqlite"
     target.parent.mkdir()
     shutil.copy(tier_directory / "state.sqlite", journal)
@@ -190,7 +192,7 @@ def test_a_journal_of_an_older_version_becomes_a_state(
         )
         db.execute("INSERT INTO spilled VALUES (1, 'copy', 3145728, '')")
         db.commit()
-    found = salvage(journal, target, lambda _name: 3 << 20)
+    found = salvage(partial(read_into, tmp_path, "older"), journal, target, lambda _name: 3 << 20)
     assert (found.operations, found.lost) == (1, 2)
     assert version_of(target) == STATE_VERSION
     state = StateDatabase(target, REAL)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, RLock
 from typing import Any
@@ -38,13 +39,14 @@ from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino
+from acpfs.writeback.copies import on_disk
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
-from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
+from acpfs.writeback.sources.mirror import Mirror, NoMirror, read_mark
 from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules
 from tests.rig.runtime import REAL
 
@@ -220,7 +222,7 @@ def _spill(
     directory.path.parent.mkdir(exist_ok=True)
     directory.prepare()
     mirror = (
-        Mirror(directory, state, log, lower, "test", runtime)
+        Mirror(on_disk.DiskPlace(directory), state, log, lower, "test", runtime)
         if settings.spill_mode is SpillMode.MIRROR
         else None
     )
@@ -249,7 +251,8 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
     if mark is None or state.exists() or settings.spill is None:
         return None
     directory = SpillDirectory(settings.spill / "acpfs-test", REAL.chance)
-    return salvage(directory.path / journal_name(mark["token"]), state, directory.size)
+    read_into = partial(on_disk.read_into, directory.path, mark["token"])
+    return salvage(read_into, directory.path, state, directory.size)
 
 
 def _let_go(w: World) -> None:

@@ -9,14 +9,18 @@ import contextlib
 import json
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from acpfs.filesystem.salvage import salvage
 from acpfs.ram import place as places
+from acpfs.ram.spill_directory import SpillDirectory
+from acpfs.writeback.copies.on_disk import DiskPlace, read_into
 from tests.formats.leave import CASES, FIXTURES, HELD, HELD_BYTES, NODE, lay, options, shown
 from tests.rig.mounts import AcpfsMount
+from tests.rig.runtime import REAL
 
 LEFT = sorted(path for path in FIXTURES.glob("*/*") if path.name in CASES)
 
@@ -66,9 +70,11 @@ def test_it_is_shown_as_it_was_and_drains(left: Path, tmp_path: Path, transport:
 def test_a_journal_gives_each_file_the_time_that_it_had(left: Path, tmp_path: Path) -> None:
     """Also one that was set behind its last close: before that drains, too."""
     lay(left / "spill", tmp_path / "spill", tmp_path)
-    (journal,) = (tmp_path / "spill").glob("mirror-*.sqlite")
+    (token,) = DiskPlace(SpillDirectory(tmp_path / "spill", REAL.chance)).tokens()
+    read = partial(read_into, tmp_path / "spill", token)
     copies = {path.name: path.stat().st_size for path in (tmp_path / "spill").iterdir()}
-    found = salvage(journal, tmp_path / "state.sqlite", lambda name: copies.get(name, -1))
+    state = tmp_path / "state.sqlite"
+    found = salvage(read, tmp_path / "spill", state, lambda name: copies.get(name, -1))
     wanted = json.loads((left / "shown.json").read_text())
     with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
         rows = db.execute(

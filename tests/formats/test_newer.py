@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from acpfs.filesystem.salvage import salvage
 from acpfs.mounting import tier_salvage
 from acpfs.ram.kept import KEPT_VERSION, Kept
 from acpfs.ram.place import DATA, STATE_FILE
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.supervisor import mount_state
 from acpfs.supervisor.fallthrough import BypassedMount, _read
@@ -35,6 +37,7 @@ from acpfs.training.messages import (
     encode,
 )
 from acpfs.training.records import NewerError
+from acpfs.writeback.copies.on_disk import DiskPlace, read_into
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S526")
@@ -82,11 +85,19 @@ def test_a_tier_is_not_salvaged_by_half(tmp_path: Path) -> None:
 
 
 def test_a_mirrors_journal_does_not_become_a_state(tmp_path: Path) -> None:
-    before = of_next_version(tmp_path / "mirror.sqlite")
+    place = DiskPlace(SpillDirectory(tmp_path / "spill", REAL.chance))
+    (tmp_path / "spill").mkdir()
+    of_next_version(tmp_path / "newer.sqlite")
+    journal = place.begin("token", sqlite3.connect(tmp_path / "newer.sqlite"))
+    journal.append([[("DELETE FROM op", (), False)]])
+    journal.close()
+    files = list((tmp_path / "spill").iterdir())
+    before = [path.read_bytes() for path in files]
+    read = partial(read_into, tmp_path / "spill", "token")
     with pytest.raises(RefusedError, match=says(STATE_VERSION)):
-        salvage(tmp_path / "mirror.sqlite", tmp_path / STATE_FILE, lambda _name: -1)
+        salvage(read, tmp_path / "spill", tmp_path / STATE_FILE, lambda _name: -1)
     assert not (tmp_path / STATE_FILE).exists()
-    assert content(tmp_path / "mirror.sqlite") == before
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_a_session_is_not_taken_over(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """The mirror's journal: the state database once more, in the spill directory, so that a reboot
 finds log and names beside the copies.
 
-Every transaction of the state database is made again there, in order, in a thread of its own, and
-flushed. Together with the copies that `spill` makes, that is a prefix of the log whose bytes are
-all there: it ends at the first version that has no copy. A journal that lags behind the backing
-directory would carry out again what came after it; so `before` is asked ahead of each operation,
-and waits until the journal knows all that the operation's outcome can hang on: the operation as it
-is by then, with its staging file, by which the next mount knows its own work again, and what was
-left out before it. Which journal counts says a mark on the backing directory: where the disk fails
-or hangs, the mark is removed before anything more is committed, and the drain goes on without a
-mirror. Threads: `record` under the file system's lock, `before` in the commit thread, all else in
-the journal's own.
+Every transaction of the state database is appended there, in order, in a thread of its own, and
+flushed (`copies.journal_place`). Together with the copies that `spill` makes, that is a prefix of
+the log whose bytes are all there: it ends at the first version that has no copy. A journal that
+lags behind the backing directory would carry out again what came after it; so `before` is asked
+ahead of each operation, and waits until the journal knows all that the operation's outcome can hang on: the
+operation as it is by then, with its staging file, by which the next mount knows its own work again,
+and what was left out before it. Which journal counts says a mark on the backing directory: where
+the disk fails or hangs, the mark is removed before anything more is committed, and the drain goes
+on without a mirror. Threads: `record` under the file system's lock, `before` in the commit thread,
+all else in the journal's own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
-from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
+from acpfs.writeback.copies.journal_place import Journal, JournalPlace
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
@@ -62,11 +62,6 @@ def mark_path(node_id: str) -> LowerPath:
     return (MIRRORS, node_id.encode())
 
 
-def journal_name(token: str) -> str:
-    """Of the file in the spill directory."""
-    return f"{MIRROR_PREFIX}{token}.sqlite"
-
-
 class NoMirror:
     """For mounts without a mirror: an earlier mount's journal does not count any more as soon as
     something is committed.
@@ -88,7 +83,7 @@ class Mirror:
 
     def __init__(
         self,
-        directory: SpillDirectory,
+        place: JournalPlace,
         state: StateDatabase,
         operations: OperationLog,
         lower: Lower,
@@ -97,7 +92,7 @@ class Mirror:
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Begins nothing; `begin` does."""
-        self._directory = directory
+        self._place = place
         self._state = state
         self._operations = operations
         self._lower = lower
@@ -120,6 +115,7 @@ class Mirror:
         waited for.
         """
         self._seeded = False
+        self._is_long = False
         self._why = "not begun"
         self._rest_until = 0.0
         self._closing = False
@@ -132,7 +128,7 @@ class Mirror:
 
     def begin(self) -> None:
         """Write the journal anew, from the state as it is now; under the lock, and again after a
-        failure.
+        failure, or when it has become long.
         """
         snapshot = self._state.follow(self._record)
         token = self._runtime.chance.token(8)
@@ -140,6 +136,7 @@ class Mirror:
             self._token = token
             self._why = ""
             self._seeded = False
+            self._is_long = False
             self._pending = []
             self._pending_statements = 0
             self._synced = self._logged
@@ -147,10 +144,11 @@ class Mirror:
         self._runtime.threads.start("mirror", self._run, token, snapshot)
 
     def look(self) -> None:
-        """Begin anew after a failure, when its rest is over; under the lock, about once a
-        second.
+        """Begin anew after a failure, when its rest is over, or a journal that has become long;
+        under the lock, about once a second.
         """
-        if self._why and not self._closing and self._now() > self._rest_until:
+        has_rested = bool(self._why) and self._now() > self._rest_until
+        if not self._closing and (has_rested or self._is_long):
             self.begin()
         elif self._seeded and self._marked != self._token and not self._marking.locked():
             self._mark_soon(self._token)
@@ -191,23 +189,13 @@ class Mirror:
                 self._mark_soon(token)
                 while (batch := self._next(token)) is not None:
                     self._apply(journal, batch)
-                    self._has(token, len(batch))
+                    self._has(token, len(batch), is_long=journal.is_long)
         except (sqlite3.Error, OSError) as error:
             with self._changed:
                 self._fail_locked(token, str(error))
 
-    def _seed(self, token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
-        path = self._directory.path / journal_name(token)
-        journal = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        with contextlib.closing(snapshot):
-            snapshot.backup(journal)
-        journal.execute("PRAGMA journal_mode=WAL")
-        journal.execute("PRAGMA synchronous=FULL")
-        journal.execute("CREATE TABLE IF NOT EXISTS mirror_seed (token TEXT)")
-        journal.execute("INSERT INTO mirror_seed VALUES (?)", (token,))
-        path.chmod(0o600)
-        self._directory.sync_names()
-        return journal
+    def _seed(self, token: str, snapshot: sqlite3.Connection) -> Journal:
+        return self._place.begin(token, snapshot)
 
     def _next(self, token: str) -> list[list[Statement]] | None:
         with self._changed:
@@ -223,21 +211,15 @@ class Mirror:
             return batch
 
     @staticmethod
-    def _apply(journal: sqlite3.Connection, batch: list[list[Statement]]) -> None:
-        journal.execute("BEGIN")
-        for statements in batch:
-            for sql, values, is_many in statements:
-                if is_many:
-                    journal.executemany(sql, values)
-                else:
-                    journal.execute(sql, values)
-        journal.execute("COMMIT")
+    def _apply(journal: Journal, batch: list[list[Statement]]) -> None:
+        journal.append(batch)
 
-    def _has(self, token: str, count: int) -> None:
+    def _has(self, token: str, count: int, *, is_long: bool) -> None:
         with self._changed:
             if token != self._token:
                 return
             self._synced += count
+            self._is_long = is_long
             self._changed.notify_all()
         self._run_after()
 
@@ -365,11 +347,7 @@ class Mirror:
             return token == self._token and not self._why
 
     def _set_mark(self, token: str) -> None:
-        content = {
-            "token": token,
-            "spill": str(self._directory.path.parent),
-            "directory": str(self._directory.path),
-        }
+        content = {"token": token, **self._place.described()}
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
         self._marked = token
         self._may_be_marked = True
@@ -383,12 +361,12 @@ class Mirror:
 
         Listed first: one that is begun after the listing is not in it, and its token is known here.
         """
-        names = self._directory.names()
+        tokens = self._place.tokens()
         with self._changed:
-            in_use = (MIRROR_PREFIX + token, MIRROR_PREFIX + self._token)
-        for name in names:
-            if name.startswith(MIRROR_PREFIX) and not name.startswith(in_use):
-                self._directory.remove(name)
+            in_use = (token, self._token)
+        for other in tokens:
+            if other not in in_use:
+                self._place.remove(other)
 
     def _remove_mark(self) -> None:
         if self._may_be_marked:
