@@ -5,12 +5,12 @@ Every transaction of the state database is appended there, in order, in a thread
 flushed (`copies.journal_place`). Together with the copies that `spill` makes, that is a prefix of
 the log whose bytes are all there: it ends at the first version that has no copy. A journal that
 lags behind the backing directory would carry out again what came after it; so `before` is asked
-ahead of each operation, and waits until the journal knows all that the operation's outcome can hang on: the
-operation as it is by then, with its staging file, by which the next mount knows its own work again,
-and what was left out before it. Which journal counts says a mark on the backing directory: where
-the disk fails or hangs, the mark is removed before anything more is committed, and the drain goes
-on without a mirror. Threads: `record` under the file system's lock, `before` in the commit thread,
-all else in the journal's own.
+ahead of each operation, and waits until the journal knows all that the operation's outcome can hang
+on: the operation as it is by then, with its staging file, by which the next mount knows its own
+work again, and what was left out before it. Which journal counts says a mark on the backing
+directory: where the disk fails or hangs, the mark is removed before anything more is committed, and
+the drain goes on without a mirror. Threads: `record` under the file system's lock, `before` in the
+commit thread, all else in the journal's own.
 """
 
 from __future__ import annotations
