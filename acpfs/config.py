@@ -34,6 +34,7 @@ RAM_BYTES_MIN = 1 << 20
 RESERVE_PERCENT_MAX = 75
 """Of the budget: with more kept for urgent files, little would be left for all others."""
 AUTO = "auto"
+OFF = "off"
 LOOPBACK = "127.0.0.1"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
@@ -174,6 +175,13 @@ def _one_of(kind: type[Enum]) -> Callable[[object], Enum]:
             ) from None
 
     return choose
+
+
+def _listens(value: object) -> str:
+    text = _text(value).strip()
+    if re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", text) is None:
+        raise ValueError("must be off, auto, an address or the name of a network interface")
+    return text
 
 
 class Check(NamedTuple):
@@ -509,6 +517,17 @@ class Settings:
     wait_for_peers_s: Annotated[float, Check(_number, and_(ge(0), le(3600)))] = 0.0
     """How long an open waits for a file that is not there yet, but that another member has closed
     and is draining; 0: ENOENT at once.
+    """
+    exchange: Annotated[str, Check(_listens)] = OFF
+    """Read what is cold from members that have it, before the storage is asked, and give others
+    what is here (S539): off, auto (the addresses of the host name), an address, or a network
+    interface.
+
+    Needs the program `openssl`, and a network between the members (see OPERATIONS).
+    """
+    peer_encryption: bool = True
+    """Encrypt what members send each other; without, on a network that is the job's own, they still
+    show their keys first (S546).
     """
     keep_checkpoints: Annotated[int, Check(_whole, ge(0))] = 2
     """Newest checkpoints of each save_dir that stay in RAM as long as there is room without

@@ -34,6 +34,7 @@ LAYERS = [
     "writeback",
     "ram",
     "backing",
+    "exchange",
     "links",
 ]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
@@ -122,7 +123,7 @@ FILESYSTEM_ROOMS = {
     ),
     "open files": "closes copy_range directories files lane_use open_files opens syncing",
     "names": (
-        "attribute_calls awaited_names changes doubtful_closes mending names needed_nodes "
+        "attribute_calls awaited_names changes doubtful_closes lending mending names needed_nodes "
         "node_use paths urgent"
     ),
     "moving bytes": (
@@ -138,8 +139,9 @@ FILESYSTEM_ROOMS = {
         "missing outlook overflow retention room unseen_room versions"
     ),
     "inodes": (
-        "acls body catalogue change_time damaged_files durations expectations fill "
-        "kept_listings known_names likely_sizes nodes op_paths pins records runs spare_threads "
+        "acls body catalogue change_time damaged_files durations expectations fill from_members "
+        "kept_listings known_names lent likely_sizes nodes op_paths pins records runs "
+        "spare_threads "
         "steps upper"
     ),
 }

@@ -125,6 +125,11 @@ class NodeRecord:
     this one has ended.
     """
     started_at: float = 0.0
+    addresses: list[str] = field(default_factory=list)
+    """Where it gives others what it has; empty: it does not, or an older acpfs."""
+    port: int = 0
+    key: str = ""
+    """SHA-256 of the certificate by which it is known there, in hex."""
     record_version: int = RECORD_VERSION
 
     def to_bytes(self) -> bytes:
@@ -211,10 +216,13 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
         ),
     ),
     "heartbeat_s": (False, _is_number),
-    "errors": (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    **dict.fromkeys(
+        ("errors", "addresses"),
+        (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    ),
     "started_at": (False, _is_number),
     **dict.fromkeys(
-        ("operations", "dirty_bytes", "withheld", "state_version", "record_version"),
+        ("operations", "dirty_bytes", "withheld", "state_version", "record_version", "port"),
         (False, _is_count),
     ),
     **dict.fromkeys(
@@ -228,6 +236,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
             "mountpoint",
             "lock",
             "pending",
+            "key",
         ),
         (False, _is_text),
     ),

@@ -215,6 +215,9 @@ COUNTERS: dict[str, str] = {
         "requests that were answered from older knowledge, because the backing directory did not "
         "answer"
     ),
+    "exchange_got_bytes": "bytes of cold files that other nodes gave (`exchange`)",
+    "exchange_given_bytes": "bytes that were given to other nodes",
+    "exchange_failures": "times that another node did not answer, and the storage was read",
     "evicted_files": "clean files that left RAM to make room",
     "evicted_bytes": "bytes of them",
 }

@@ -318,6 +318,10 @@ class NodeReport:
     """What it closed between these times may be lost."""
     errors: list[str] = field(default_factory=list)
     """What its record says that is wrong."""
+    got_bytes: int = 0
+    """Of cold files, that this mount had from it directly (`exchange`), since its daemon began."""
+    given_bytes: int = 0
+    """That this mount gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +375,24 @@ class ClusterReport:
     """What the records of nodes met last."""
     clock_problem: str | None = None
     """Which clock holds pointers up, by how much, and what helps, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReport:
+    """What goes directly between this node and others, of files that are cold (`exchange`)."""
+
+    listens: list[str]
+    """Addresses with the port at which others reach it."""
+    encrypted: bool
+    """Whether more than the keys is (`peer_encryption`)."""
+    got_bytes: int
+    """Of cold files, that other nodes gave since the daemon started; by node in `nodes`."""
+    given_bytes: int
+    """That this one gave."""
+    failures: int
+    """Times that another node did not answer: the storage was read instead."""
+    process: int
+    """The process that does it; 0: it is being started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,6 +514,8 @@ class Status:
     """
     being_written: list[WrittenFileReport] = field(default_factory=list)
     """Files that somebody writes, those first that have been so for longest, 20 at most."""
+    exchange: ExchangeReport | None = None
+    """What other nodes give and are given; null: nothing (`exchange = off`)."""
     cluster: ClusterReport | None = None
     """This mount among the others of the backing directory."""
     pace: PaceReport = PaceReport(0.0, 0.0, falls_behind=False)

@@ -27,6 +27,7 @@ from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Fills
+from acpfs.filesystem.content.from_members import Members, MemberSource
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.outlook import DrainOutlook
 from acpfs.filesystem.content.overflow import Overflow
@@ -54,6 +55,7 @@ from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.last_close import Callers, Openers
+from acpfs.filesystem.lending import Lending
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView
@@ -111,6 +113,8 @@ class Surroundings:
     """What is known of the processes that open files."""
     ready: ReadyMemory | None = None
     """Memory that was made ready for writers."""
+    members: MemberSource | None = None
+    """Others who may have the bytes of cold files."""
 
 
 class FileSystemParts:
@@ -321,6 +325,7 @@ class FileSystemParts:
             self._pools.requests,
             self._pools.fills,
             self.fills,
+            Members(self._around.members),
         )
         self.ahead = PagesAhead(
             self.tier,
@@ -456,6 +461,7 @@ class FileSystemParts:
         self.mending = Mending(
             self.table, upper.log, self.contents, self.changes, self.tier, self.lower_view
         )
+        self.lending = Lending(upper, self.contents, self.fills, self.lower_view, self.mending)
         self.known_files = KnownFiles(self.table, upper.log, self.tier)
         self.eviction = Eviction(self.table, upper.log, self.tier, self.contents.retention)
         self.invariants = Invariants(self.table, upper.log, self.tier, clock)

@@ -192,6 +192,7 @@ class Handles:
             self._contents.writers += change
             handle.node.open_writers += change
             if change > 0:
+                self._contents.may_change(handle.node)
                 self.writers.add(handle)
             else:
                 self.writers.remove(handle)

@@ -120,16 +120,16 @@ class LaneUse:
             lane = self._lanes.daemon_for(
                 "empty"
             )  # in passthrough it would keep writers out (exception X7), for nothing
-        if lane is Lane.PASSTHROUGH and node.body.is_cold and self._warming.through_daemon(node):
-            lane = self._lanes.daemon_for(
-                "comes to RAM, and the kernel caches nothing of the backing directory"
-            )
+        if (
+            lane is Lane.PASSTHROUGH
+            and node.body.is_cold
+            and (why := self._warming.through_daemon(node))
+        ):
+            lane = self._lanes.daemon_for(why)
+            # As in the other lane it reads on in this file, whatever its name is by then.
+            await self._own_descriptor(handle)
         if lane is Lane.PASSTHROUGH and node.body.is_cold:
-            try:
-                await self._view.reads.ready(handle)
-            except OSError as error:
-                if not came_to_ram(node, error):
-                    raise
+            await self._own_descriptor(handle)
             # much may have happened meanwhile (S335): a writer may have brought the file up, or
             # opened it
             lane = self._choose(handle)
@@ -142,6 +142,14 @@ class LaneUse:
                     handle
                 )  # again: its bytes may have moved out meanwhile, or somebody may have mapped it
         return lane
+
+    async def _own_descriptor(self, handle: Handle) -> None:
+        """On the backing directory's file, unless it is in RAM by then."""
+        try:
+            await self._view.reads.ready(handle)
+        except OSError as error:
+            if not came_to_ram(handle.node, error):
+                raise
 
     def _descriptor(self, handle: Handle) -> int:
         """For the kernel.

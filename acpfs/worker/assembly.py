@@ -30,6 +30,7 @@ from acpfs.backing.rivals import Rival
 from acpfs.config import AUTO, Settings
 from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
+from acpfs.exchange.beside import Exchange
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem
@@ -50,8 +51,9 @@ from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
-from acpfs.worker import mirroring
+from acpfs.worker import exchanging, mirroring
 from acpfs.worker.bugs import end_by_bug
+from acpfs.worker.exchanging import MemberDirectory, Reached
 from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
@@ -102,6 +104,7 @@ class Parts:
     engine: Engine
     prefault: Prefault
     cluster: Cluster
+    exchange: Exchange | None
     scrubbing: Scrubbing
     history: History
     given: Runtime
@@ -136,6 +139,8 @@ class Parts:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
         self.prefault.close()
         self.scrubbing.close()
+        if self.exchange is not None:
+            self.exchange.close()
         if nothing_left:
             LearnedSizes(self.settings, self.runtime).keep(self.inner.expectations)
             self.history.keep(self.settings, self.runtime)
@@ -199,6 +204,10 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         tree = LowerTree(state)
         calls = CallPools.make(given, streams=settings.streams * 4)
         copies = CallPool("copies", COPY_THREADS, given)
+        reached = exchanging.reached(settings, runtime, identity)
+        place.warnings += reached.warnings
+        directory_of_members = MemberDirectory(lambda: cluster, given.clock)
+        exchange = exchanging.exchange(reached, directory_of_members, lambda: inner.lending, given)
         kept: Kept = _kept(place, link, given)
         undo.callback(kept.close)
         prefault = _prefault(settings, place, tier, lambda: inner, given)
@@ -212,6 +221,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
                 # what is ready is given back to whoever writes
                 available=lambda: available_bytes() + prefault.ready_bytes,
                 ready=prefault,
+                members=exchange,
             ),
             kept=kept,
             make_spill=spill.maker(tier, operations, directory),
@@ -233,7 +243,16 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         # it needs the engine's gate
         engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108
         cluster: Cluster = _cluster(
-            settings, identity, directory, engine, operations, state, calls, inner.awaited, given
+            settings,
+            identity,
+            directory,
+            engine,
+            operations,
+            state,
+            calls,
+            inner.awaited,
+            given,
+            reached,
         )
         scrub = RamScrub(
             inner.upper,
@@ -277,6 +296,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         engine,
         prefault,
         cluster,
+        exchange,
         _scrubbing(settings, scrub, inner, operations, given),
         history,
         given,
@@ -331,6 +351,7 @@ def _cluster(
     calls: CallPools,
     awaited: AwaitedNames,
     given: Runtime,
+    reached: Reached,
 ) -> Cluster:
     machine = leftovers.MachineId.this()
     who = NodeRecord(
@@ -343,6 +364,9 @@ def _cluster(
         lock=identity.lock,
         mountpoint=os.fsencode(settings.mountpoint).decode("utf-8", "replace"),
         started_at=given.clock.wall(),
+        addresses=list(reached.addresses),
+        port=reached.port,
+        key=reached.key,
     )
     pool = CallPool("nodes", NODE_THREADS, given, calls.health)
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from acpfs.backing.member_records import NodeRecord, NodeState
-from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
+from acpfs.control.reports import ClusterReport, ExchangeReport, NodeReport, WaitingPointerReport
+from acpfs.exchange.beside import ExchangeCounts
 from acpfs.worker.assembly import Parts
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.ops import Op
@@ -76,10 +77,45 @@ def cluster_counters(cluster: ClusterStatistics) -> dict[str, int]:
     }
 
 
+def exchange_report(parts: Parts) -> ExchangeReport | None:
+    """For `status`."""
+    if parts.exchange is None:
+        return None
+    counts = parts.exchange.counts
+    own = parts.cluster.record()
+    return ExchangeReport(
+        listens=[
+            f"[{one}]:{own.port}" if ":" in one else f"{one}:{own.port}" for one in own.addresses
+        ],
+        encrypted=parts.settings.peer_encryption,
+        got_bytes=sum(counts.got.values()),
+        given_bytes=sum(counts.given.values()),
+        failures=counts.failures,
+        process=parts.exchange.pid,
+    )
+
+
+def exchange_counters(parts: Parts) -> dict[str, int]:
+    """For `status` and the metrics; 0 where nothing is exchanged."""
+    counts = ExchangeCounts() if parts.exchange is None else parts.exchange.counts
+    return {
+        "exchange_got_bytes": sum(counts.got.values()),
+        "exchange_given_bytes": sum(counts.given.values()),
+        "exchange_failures": counts.failures,
+    }
+
+
 def node_reports(parts: Parts) -> list[NodeReport]:
     """This node first."""
     cluster = parts.cluster.statistics()
-    return [_own(parts, cluster), *(_peer(peer) for peer in cluster.peers)]
+    return [_own(parts, cluster), *(_exchanged(parts, _peer(peer)) for peer in cluster.peers)]
+
+
+def _exchanged(parts: Parts, report: NodeReport) -> NodeReport:
+    if parts.exchange is None:
+        return report
+    counts = parts.exchange.counts
+    return replace(report, got_bytes=counts.got[report.node], given_bytes=counts.given[report.node])
 
 
 def _own(parts: Parts, cluster: ClusterStatistics) -> NodeReport:

@@ -54,7 +54,12 @@ from acpfs.worker.checkpoint_view import CheckpointView
 from acpfs.worker.drain_progress import DrainPace, is_below_any, remaining
 from acpfs.worker.link import Link
 from acpfs.worker.mapped_pages import MappedPages
-from acpfs.worker.node_reports import cluster_counters, cluster_report
+from acpfs.worker.node_reports import (
+    cluster_counters,
+    cluster_report,
+    exchange_counters,
+    exchange_report,
+)
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import engine_records
 from acpfs.writeback.sources.spill import SpillStatistics
@@ -122,6 +127,7 @@ class WorkerSubject:
             fs = parts.fs.statistics()
             engine = parts.engine.statistics()
             cluster = cluster_report(parts, parts.inner.changes.display_path)
+            exchange = exchange_report(parts)
             urgent = parts.inner.urgent.declared()
             ram = _ram(parts, fs)
             counters = _counters(fs, engine, parts)
@@ -198,6 +204,7 @@ class WorkerSubject:
             ),
             when_full=parts.settings.when_full.value,
             cluster=cluster,
+            exchange=exchange,
             durations=durations,
         )
 
@@ -615,6 +622,7 @@ def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) ->
         f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE
     }
     counters |= cluster_counters(parts.cluster.statistics())
+    counters |= exchange_counters(parts)
     counters |= parts.scrubbing.counters()
     counters["backing_reopened"] = parts.anchor.reopened
     counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())

@@ -343,6 +343,8 @@ class Worker:
         self._parts.copies.be_ready()
         if self._parts.inner.spill is not None:
             self._parts.inner.spill.start()
+        if self._parts.exchange is not None:
+            self._parts.exchange.begin()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)

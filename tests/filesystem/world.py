@@ -25,6 +25,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
+from acpfs.filesystem.content.from_members import MemberSource
 from acpfs.filesystem.filesystem import FileSystem, FileSystemStatistics
 from acpfs.filesystem.last_close import Copies, Left, Openers
 from acpfs.filesystem.records import Attributes, Caller, FileReport, Lane, OpenFile
@@ -317,6 +318,7 @@ async def world(
     openers: Openers | None = None,
     space: SpaceInfo | None = None,
     runtime: Runtime = REAL,
+    members: MemberSource | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base
@@ -328,7 +330,7 @@ async def world(
     worker that takes over from the first, and what was open goes on. `state_space`: room for the
     state database; `closing`: as `FileSystem` has it. `openers`: what is left to those who open
     files (nothing). `space`: as its `start` has it: then the backing directory may hang from the
-    beginning.
+    beginning. `members`: others who may have what is cold.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -352,6 +354,7 @@ async def world(
             available=available,
             closing_of=closing,
             openers=openers or KnownOpeners(),
+            members=members,
         ),
         kept=kept,
         make_spill=_spill(settings, state, tier, log, lower, runtime),

@@ -20,6 +20,8 @@ HEADINGS = (
     "heard",
     "clock ahead",
     "bound",
+    "read from",
+    "given to",
     "errors",
 )
 
@@ -41,7 +43,15 @@ def command(ctx: click.Context, as_json: bool) -> None:
         show.table(
             HEADINGS,
             map(member_row, rows),
-            numbers=("lag", "operations", "dirty", "heard", "bound"),
+            numbers=(
+                "lag",
+                "operations",
+                "dirty",
+                "heard",
+                "bound",
+                "read from",
+                "given to",
+            ),
         )
         for row in rows:
             if row["lost"]:
@@ -105,5 +115,7 @@ def member_row(row: show.Json) -> tuple[str, ...]:
         heard,
         "" if row["state"] == "this" else clock,
         show.duration(row["clock_bound_s"]),
+        show.size(row.get("got_bytes", 0)),
+        show.size(row.get("given_bytes", 0)),
         errors,
     )

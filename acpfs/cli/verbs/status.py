@@ -204,6 +204,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         *_urgent_facts(status),
         *_spill_fact(status),
         *_cluster_fact(status),
+        *_exchange_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
         (
             "events",
@@ -283,6 +284,25 @@ def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
             (
                 f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, "
                 f"clock bound {bound}{drift}"
+            ),
+        )
+    ]
+
+
+def _exchange_fact(status: show.Json) -> list[tuple[str, str]]:
+    exchange = status.get("exchange")
+    if exchange is None:
+        return []
+    failures = f", {exchange['failures']} times in vain" if exchange["failures"] else ""
+    plain = "" if exchange["encrypted"] else ", not encrypted"
+    ended = "" if exchange["process"] else "; its process is being started again"
+    return [
+        (
+            "members",
+            (
+                f"{show.size(exchange['got_bytes'])} read from them{failures}, "
+                f"{show.size(exchange['given_bytes'])} given; at "
+                f"{show.printable(', '.join(exchange['listens']))}{plain}{ended}"
             ),
         )
     ]

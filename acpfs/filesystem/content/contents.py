@@ -254,6 +254,7 @@ class Contents:
         the tier file is cut.
         """
         node.body.close()
+        self._fills.lent.spoil(node.body.tier)
         node.body.cut(size)
         self._table.changed(node)
         self._tier.cut(node.body.tier, size)
@@ -262,6 +263,8 @@ class Contents:
         """The node's bytes are there from now on, and what it had goes."""
         before = node.body
         node.body = body
+        if body.tier != before.tier:
+            self._fills.lent.spoil(before.tier)
         self._table.changed(node)
         self.retention.forget(node)
         if self.earlier.may_write(before.tier) and body.tier != before.tier:
@@ -320,6 +323,23 @@ class Contents:
             return False
         return self._has_writers(tier_id, node.body)
 
+    def is_quiet(self, node: Node) -> bool:
+        """Whether nobody can write to the content's tier file before he opens the file anew.
+
+        Where the kernel has it for readers, a mapping of somebody who has closed it cannot be told
+        from those: then it is said only if it was known before.
+        """
+        lent = self._fills.lent
+        tier_id = node.body.tier
+        if lent.is_quiet(tier_id):
+            return True
+        if node.in_kernel or self.earlier.may_write(tier_id):
+            return False
+        if self._has_writers(tier_id, node.body):
+            return False
+        lent.found_quiet(tier_id)
+        return True
+
     def _has_writers(self, tier_id: TierId, body: Body) -> bool:
         """Whether somebody else may write to a tier file, which may be a content's."""
         is_own = body.tier == tier_id and body.fd >= 0
@@ -346,6 +366,7 @@ class Contents:
         set_mtime(fd, node.mtime_ns)
         self._versions.use(tier_id)
         before = body.tier
+        self._fills.lent.spoil(before)
         body.rehouse(tier_id)
         if body.fd >= 0:
             self._reopen(body, fd)
@@ -848,7 +869,12 @@ class Contents:
             if self._tier.free_bytes(urgent=True) < 0:
                 self._tier.room_changed()
 
+    def may_change(self, node: Node) -> None:
+        """Somebody who may change its bytes opens it: nothing of it is lent any more."""
+        self._fills.lent.spoil(node.body.tier)
+
     def _modified(self, node: Node, body: Body) -> None:
+        self._fills.lent.spoil(body.tier)
         self._table.touch(node)
         if body.sealed:
             self._in_sealed(node, body)

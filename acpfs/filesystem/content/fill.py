@@ -19,12 +19,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.lower import Lower, LowerStat, Note
 from acpfs.backing.progress import Progress
 from acpfs.checksum import Checksum
+from acpfs.exchange.exchange_records import PART_BYTES
+from acpfs.filesystem.content.from_members import FromMembers
+from acpfs.filesystem.content.lent import Lent
 from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
@@ -35,6 +39,7 @@ RUN_PIECES = 2
 """Read ahead in one call. Large enough for a storage that likes large requests, small enough that
 four readers share the end of a file; `bench.warm_reads` holds the whole against dd.
 """
+PART_PIECES = PART_BYTES // PIECE_BYTES
 READERS = 4
 """Threads that read one file ahead."""
 _MISSING = 0
@@ -66,6 +71,20 @@ class FillSource:
     """It takes aligned requests only."""
 
 
+@dataclass(slots=True)
+class _SharedFile:
+    """A file that other members may have, or read, too."""
+
+    members: FromMembers | None
+    asked: set[int] = field(default_factory=set)
+    """Pieces that others are asked for just now: nobody else may wait for those here, or two
+    members would wait for each other.
+    """
+    own: list[int] = field(default_factory=list)
+    """Where parts begin that others wait for; read ahead before all else."""
+    own_as_of: int = -1
+
+
 class Fill:
     """Pieces of one file. `done` tells the end: the checksum, or why there is none."""
 
@@ -79,6 +98,7 @@ class Fill:
         ahead: CallPool,
         progress: Progress,
         wanted: Callable[[], bool] = lambda: True,
+        members: FromMembers | None = None,
     ) -> None:
         """`target`: descriptor on an empty tier file; that and the source's are closed here, when
         nobody uses them.
@@ -86,10 +106,12 @@ class Fill:
         `requests`: threads for what is asked for;
         `ahead`: for reading ahead. `progress`: of reading ahead. When that is given up, the bytes
         in the tier file count for nothing any more, and may go. `wanted`: asked before each run is
-        read ahead, without a lock: whether the file is still the one that is wanted.
+        read ahead, without a lock: whether the file is still the one that is wanted. `members`:
+        asked before the storage is.
         """
         self.size = size
         self._wanted = wanted
+        self._shared = _SharedFile(members)
         self.progress = progress
         self.done: Future[str] = Future()
         self.before: LowerStat | None = None
@@ -159,9 +181,24 @@ class Fill:
     # -- asking
 
     @property
+    def members(self) -> FromMembers | None:
+        """Who is asked before the storage is."""
+        return self._shared.members
+
+    @property
     def there_bytes(self) -> int:
         """How much is in the tier file."""
         return min(self.size, self._there * PIECE_BYTES)
+
+    def parts_there(self) -> int:
+        """Which parts others need not read: a bit for each that is there, the first one's is the
+        lowest.
+        """
+        found = 0
+        for part in range(-(-self._count // PART_PIECES)):
+            pieces = self._state[part * PART_PIECES : (part + 1) * PART_PIECES]
+            found |= (pieces.count(_THERE) == len(pieces)) << part
+        return found
 
     @property
     def ended(self) -> bool:
@@ -199,6 +236,30 @@ class Fill:
         for piece in begun:
             self._submit(
                 self._requests, "read", self._fetch, piece, 1, refused=lambda _error: self.unuse()
+            )
+        return waits
+
+    def give(self, offset: int, size: int) -> list[Future[None]] | None:
+        """`ask` for another member: what is missing is read from the storage, whoever it belongs
+        to. None: it does not come, or somebody else is asked for it just now.
+        """
+        first, last = self._range(offset, size)
+        asked = range(first, min(last + 1, self._count))
+        with self._lock:
+            if self._ended:
+                return [] if self._there == self._count else None
+            if not self._shared.asked.isdisjoint(asked):
+                return None
+            missing = [piece for piece in asked if self._state[piece] == _MISSING]
+            begun = [self._begin(piece) for piece in missing]
+            waits = [self._being_read[piece] for piece in asked if piece in self._being_read]
+        for piece in begun:
+            self._submit(
+                self._requests,
+                "read",
+                self._fetch_here,
+                piece,
+                refused=lambda _error: self.unuse(),
             )
         return waits
 
@@ -249,6 +310,7 @@ class Fill:
                 if not self._wanted():
                     self.give_up()
                     return
+                self._look_for_own()
                 first, count = self._next_run()
                 if not count:
                     return
@@ -268,16 +330,39 @@ class Fill:
         with self._lock:
             if self._ended:
                 return 0, 0
-            first = self._state.find(_MISSING, self._next)
+            first = self._next_own()
+            first = self._state.find(_MISSING, self._next) if first < 0 else first
             first = self._state.find(_MISSING) if first < 0 else first
             if first < 0:
                 return 0, 0
             end = first
-            while end < min(self._count, first + RUN_PIECES) and self._state[end] == _MISSING:
+            # not into the next part, which may belong to another member
+            most = min(self._count, first + RUN_PIECES, first - first % PART_PIECES + PART_PIECES)
+            while end < most and self._state[end] == _MISSING:
                 self._begin(end)
                 end += 1
             self._next = end
             return first, end - first
+
+    def _look_for_own(self) -> None:
+        """Which parts others wait for, when that has changed."""
+        members = self.members
+        if members is None or self._shared.own_as_of == members.changes:
+            return
+        self._shared.own_as_of = members.changes
+        own = members.own_parts(-(-self._count // PART_PIECES))
+        with self._lock:
+            self._shared.own = [part * PART_PIECES for part in own]
+
+    def _next_own(self) -> int:
+        """The first missing piece of a part that others wait for; -1: there is none."""
+        while self._shared.own:
+            begin = self._shared.own[0]
+            first = self._state.find(_MISSING, begin, min(self._count, begin + PART_PIECES))
+            if first >= 0:
+                return first
+            del self._shared.own[0]
+        return -1
 
     # -- in a thread that may hang
 
@@ -311,7 +396,7 @@ class Fill:
         """Bring pieces; each was begun, and holds the descriptors."""
         try:
             self._looked.result()
-            if not self._ended:
+            if not self._ended and not self._copy_from_members(first, count):
                 self._copy(first * PIECE_BYTES, min(self.size, (first + count) * PIECE_BYTES))
             self._arrived(first, count)
         except BaseException as error:  # noqa: BLE001
@@ -321,29 +406,75 @@ class Fill:
             for _ in range(count):
                 self.unuse()
 
-    def _copy(self, start: int, end: int) -> None:
+    def _fetch_here(self, piece: int) -> None:
+        """`_fetch` from the storage, whoever the piece belongs to."""
+        try:
+            self._looked.result()
+            if not self._ended:
+                self._copy(piece * PIECE_BYTES, min(self.size, (piece + 1) * PIECE_BYTES))
+            self._arrived(piece, 1)
+        except BaseException as error:  # noqa: BLE001 - as there
+            self._fail(error)
+        finally:
+            self.unuse()
+
+    def _copy_from_members(self, first: int, count: int) -> bool:
+        """Whether another member has given them."""
+        before = self.before
+        if self.members is None or before is None:
+            return False
+        pieces = range(first, first + count)
+        with self._lock:
+            self._shared.asked.update(pieces)
+        try:
+            start = first * PIECE_BYTES
+            end = min(self.size, (first + count) * PIECE_BYTES)
+            found = self.members.get(before, start, end - start)
+            if found is None or self._ended:
+                return False
+            try:
+                self._copy(start, end, partial(_read_memory, found.fd, start))
+            finally:
+                os.close(found.fd)
+            self.members.took(found.node, end - start)
+            return True
+        finally:
+            with self._lock:
+                self._shared.asked.difference_update(pieces)
+
+    def _copy(
+        self, start: int, end: int, read: Callable[[memoryview, int], int] | None = None
+    ) -> None:
+        """`read(buffer, offset)`: from elsewhere than the storage."""
+        read = read or partial(self._lower.read, self._source_fd)
         whole = end - end % mmap.PAGESIZE
         if start < whole:
             with self._view[start:whole] as run:
-                self._read_into(run, start)
+                self._read_into(read, run, start)
         if whole < end:
             # the source may have become longer: nothing may lie behind the end of the tier file, in
             # its last page
             with memoryview(mmap.mmap(-1, mmap.PAGESIZE)) as page:
                 first = max(start, whole)
-                self._read_into(page, first, end - first)
+                self._read_into(read, page, first, end - first)
                 with self._touching:
                     if (
                         not self._ended
                     ):  # by a system call: on a tmpfs that is full, a touch would be a SIGBUS
                         os.pwrite(self._target_fd, page[: end - first], first)
 
-    def _read_into(self, target: memoryview, offset: int, count: int = 0) -> None:
+    def _read_into(
+        self,
+        read: Callable[[memoryview, int], int],
+        target: memoryview,
+        offset: int,
+        count: int = 0,
+    ) -> None:
         """`count` bytes at least, else all of the target, a multiple of pages."""
         done = 0
         while done < (count or len(target)) and not self._ended:
             with target[done:] as rest:
-                got = self._lower.read(self._source_fd, rest, offset + done)
+                got = read(rest, offset + done)
             self.progress.moved(got)
             if not got:
                 raise OSError(errno.ESTALE, "the file became shorter while it was read")
@@ -427,6 +558,11 @@ class Fill:
         self.done.set_exception(error)
 
 
+def _read_memory(fd: int, start: int, buffer: memoryview, offset: int) -> int:
+    """From a range that begins at `start`."""
+    return os.preadv(fd, [buffer], offset - start)
+
+
 @dataclass(slots=True, eq=False)
 class Coming:
     """One file on its way: its bytes count when all have come and are what was stored.
@@ -463,6 +599,7 @@ class Fills:
         self._tier = tier
         self._all: dict[Coming, None] = {}
         tier.ladder.gives(Rung.COMING, self.give_way)
+        self.lent = Lent()
         self.counts = WarmStatistics()
 
     def begun(self, coming: Coming) -> None:
@@ -475,6 +612,7 @@ class Fills:
         del self._all[coming]
         coming.gone = True
         self.counts.warming = len(self._all)
+        self.lent.found_quiet(coming.tier_id)  # it was nobody's but ours so far
         coming.fill.unuse()
 
     def give_up(self, coming: Coming) -> None:
@@ -482,6 +620,7 @@ class Fills:
         self.leave(coming)
         self.counts.warming_given_up += 1
         coming.fill.give_up()  # first: it has the file mapped
+        self.lent.spoil(coming.tier_id)
         self._tier.discard(coming.tier_id)
         self._tier.release(coming.fill.size)
 

@@ -22,6 +22,7 @@ from acpfs.backing.progress import Progress
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.fill import PIECE_BYTES, Coming, Fill, Fills, FillSource
+from acpfs.filesystem.content.from_members import FromMembers, Members
 from acpfs.filesystem.content.whole_reads import DamagedFileError
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node
@@ -58,8 +59,10 @@ class Warming:
         requests: CallPool,
         ahead: CallPool,
         fills: Fills,
+        members: Members,
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them."""
+        self._members = members
         self._settings = settings
         self._table = upper.table
         self._contents = contents
@@ -127,13 +130,19 @@ class Warming:
         self._contents.retention.let_leave(size - self._tier.free_bytes(), also_retained=False)
         return self._tier.free_bytes() >= size
 
-    def through_daemon(self, node: Node) -> bool:
-        """Whether readers share a cold file through the daemon: where the kernel keeps nothing for
-        them, each would read for itself.
+    def through_daemon(self, node: Node) -> str:
+        """Why readers share a cold file through the daemon; "": they do not.
+
+        Where the kernel keeps nothing for them, each would read for itself; where other members may
+        have it, the kernel would ask the storage alone.
         """
-        return not self._lower.features.page_cache and (
-            node.body.filling is not None or self._may_come(node)
-        )
+        if not self._lower.features.page_cache:
+            why = "comes to RAM, and the kernel caches nothing of the backing directory"
+        elif node.size > SMALL_BYTES and self._members.are_there():
+            why = "comes to RAM, from other members where they have it"
+        else:
+            return ""
+        return why if node.body.filling is not None or self._may_come(node) else ""
 
     # -- opening and reading
 
@@ -379,7 +388,14 @@ class Warming:
             ahead=self._ahead,
             progress=progress,
             wanted=lambda: node.body.is_cold and node.identity == identity and not node.is_removed,
+            members=self._from_members(node),
         )
+
+    def _from_members(self, node: Node) -> FromMembers | None:
+        """Small files take one read, and no questions."""
+        if node.size <= SMALL_BYTES or node.identity is None:
+            return None
+        return self._members.of(self._view.path(node), node.identity)
 
     # -- files that the kernel reads by itself
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -791,6 +792,15 @@ class Cluster:
     def record(self) -> NodeRecord:
         """What would be told now. Under the lock."""
         return self._observe()
+
+    def live_records(self) -> list[NodeRecord]:
+        """Of other members that live, as they were last read. Thread-safe."""
+        records = [peer.record for peer in list(self._peers.values())]
+        return [one for one in records if one is not None and one.state is NodeState.LIVE]
+
+    def record_anew(self, node: str) -> Future[NodeRecord | None]:
+        """Another member's record as it is now."""
+        return self._pool.submit("node record: read", self._records.read, node)
 
     def close(self) -> None:
         """After `run` has ended; a call that hangs goes on in its thread."""

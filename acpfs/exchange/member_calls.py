@@ -1,0 +1,137 @@
+"""The side of an exchange process that takes: asks other members what they have, and gets ranges.
+
+Few connections to each member, which wait for the next range. What arrives goes to memory of its
+own, never to a file of the RAM tier: a member that answers late could write into what that file is
+by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from acpfs.exchange.exchange_records import Availability, MemberAddress, VersionName
+from acpfs.exchange.member_links import LinkFailedError, MemberLink, OwnName
+
+LINKS_MAX = 2
+"""To one member at the same time: more bring nothing, and a group of 32 has room for no more
+(`listening.MEMBERS_MAX`).
+"""
+STALE_S = 20.0
+"""A connection that was not used for so long is made anew: the other side ends it at some time."""
+TURN_S = 5.0
+"""So long a range waits for one of these connections."""
+
+
+class MemberCalls:
+    """To all members."""
+
+    def __init__(self, own: OwnName) -> None:
+        self._own = own
+        self._changed = threading.Condition()
+        self._idle: dict[MemberAddress, list[MemberLink]] = {}
+        self._used: Counter[MemberAddress] = Counter()
+        self._failed: Counter[MemberAddress] = Counter()
+
+    def has(self, to: MemberAddress, file: VersionName, patience_s: float) -> Availability:
+        """What a member has of a version. It learns that we read it.
+
+        Raises:
+            LinkFailedError: no answer.
+        """
+        with self._link(to, patience_s) as link:
+            link.limit(patience_s)
+            link.send({"do": "has", "file": file.told()})
+            return Availability.heard(link.receive())
+
+    def get(
+        self, to: MemberAddress, file: VersionName, offset: int, size: int, patience_s: float
+    ) -> int:
+        """A descriptor of memory that has the range; -1: the member gives nothing of it.
+
+        `patience_s`: without a byte, or a word that there will be some.
+
+        Raises:
+            LinkFailedError: it does not answer.
+        """
+        with self._link(to, patience_s) as link:
+            link.limit(patience_s)
+            link.send({"do": "get", "file": file.told(), "offset": offset, "size": size})
+            said = link.receive()
+            while said.get("wait") is True:
+                said = link.receive()
+            if said.get("size") != size:
+                return -1
+            memory = os.memfd_create("acpfs-range", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(memory, size)
+                with mmap.mmap(memory, size) as mapped, memoryview(mapped) as view:
+                    link.receive_into(view)
+                link.send({"do": "same"})
+                is_same = link.receive().get("same") is True
+            except BaseException:
+                os.close(memory)
+                raise
+            if is_same:
+                return memory
+            os.close(memory)
+            return -1
+
+    def close(self) -> None:
+        """End the connections that nobody uses."""
+        with self._changed:
+            for links in self._idle.values():
+                for link in links:
+                    link.close()
+            self._idle.clear()
+
+    @contextlib.contextmanager
+    def _link(self, to: MemberAddress, patience_s: float) -> Iterator[MemberLink]:
+        """A connection, for as long as the block takes; it is closed where that fails."""
+        link = self._taken(to, patience_s)
+        try:
+            yield link
+        except BaseException:
+            link.close()
+            self._left(to, None)
+            raise
+        link.used_at = time.monotonic()
+        self._left(to, link)
+
+    def _taken(self, to: MemberAddress, patience_s: float) -> MemberLink:
+        until = time.monotonic() + TURN_S
+        with self._changed:
+            failed = self._failed[to]
+            while self._used[to] >= LINKS_MAX:
+                self._changed.wait(max(0.0, until - time.monotonic()))
+                # Who waits behind a member that is gone has no time-out of his own to spend on it.
+                if self._failed[to] != failed or time.monotonic() >= until:
+                    raise LinkFailedError("the member is busy, or gone")
+            self._used[to] += 1
+            idle = self._idle.get(to, [])
+            while idle:
+                link = idle.pop()
+                if time.monotonic() - link.used_at < STALE_S:
+                    return link
+                link.close()
+        try:
+            return MemberLink.called(self._own, to, patience_s)
+        except BaseException:
+            self._left(to, None)
+            raise
+
+    def _left(self, to: MemberAddress, link: MemberLink | None) -> None:
+        with self._changed:
+            self._used[to] -= 1
+            if link is not None:
+                self._idle.setdefault(to, []).append(link)
+            else:
+                self._failed[to] += 1
+                for one in self._idle.pop(to, []):  # they lead to the same place
+                    one.close()
+            self._changed.notify_all()

@@ -1,0 +1,62 @@
+"""Tier files of which bytes are given to other members just now.
+
+Owns the one question that counts when they have arrived there: whether those bytes could have
+changed since they were lent. Whoever may change a tier file's bytes, or lets them go, says so here
+before. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from acpfs.types import TierId
+
+
+@dataclass(slots=True, eq=False)
+class LentBytes:
+    """Bytes of one tier file."""
+
+    tier_id: TierId
+    is_same: bool = True
+    """Nobody could change them since."""
+
+
+class Lent:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self._out: dict[TierId, set[LentBytes]] = {}
+        self._quiet: set[TierId] = set()
+        """Nobody has these open to write, or mapped so: it was looked at once, and nobody could
+        begin to since.
+        """
+
+    def found_quiet(self, tier_id: TierId) -> None:
+        """Nobody can write to it now, but who opens the file anew."""
+        self._quiet.add(tier_id)
+
+    def is_quiet(self, tier_id: TierId) -> bool:
+        """Whether that was found, and is so still."""
+        return tier_id in self._quiet
+
+    def begin(self, tier_id: TierId) -> LentBytes:
+        """Bytes that do not change now."""
+        lent = LentBytes(tier_id)
+        self._out.setdefault(tier_id, set()).add(lent)
+        return lent
+
+    def spoil(self, tier_id: TierId) -> None:
+        """They may change from now on, or be gone."""
+        self._quiet.discard(tier_id)
+        if self._out:  # nearly never
+            for lent in self._out.pop(tier_id, ()):
+                lent.is_same = False
+
+    def end(self, lent: LentBytes) -> bool:
+        """Whether they are what they were all the time."""
+        out = self._out.get(lent.tier_id)
+        if out is not None:
+            out.discard(lent)
+            if not out:
+                del self._out[lent.tier_id]
+        return lent.is_same
