@@ -224,6 +224,50 @@ def cover(
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Where survivors go back to, when what some held is lost."""
+
+    step: int
+    cover: Cover
+    """Shard → who writes it."""
+    whose: Mapping[Shard, int]
+    """Shard → out of which rank's copy."""
+
+
+def keepers(copies: Mapping[int, Iterable[int]]) -> Mapping[int, int]:
+    """Rank → who has its copy: itself, if it has.
+
+    `copies`: rank → whose it has.
+    """
+    found: dict[int, int] = {}
+    for rank, whose in sorted(copies.items()):
+        for one in whose:
+            if one == rank or one not in found:
+                found[one] = rank
+    return found
+
+
+def newest_copy(
+    layout: Layout, reports: Mapping[int, Stopped], unable: frozenset[int] = frozenset()
+) -> Copied | None:
+    """The newest step of which each shard is in a copy that somebody has who can write.
+
+    A holder that lives writes its own, where it can.
+    """
+    able = {rank: report for rank, report in reports.items() if rank not in unable}
+    for step in sorted({step for report in able.values() for step in report.copies}, reverse=True):
+        kept = keepers({rank: report.copies.get(step, ()) for rank, report in able.items()})
+        whose = {
+            shard: min(found, key=lambda rank: (kept[rank] != rank, rank))
+            for shard, ranks in layout.holders.items()
+            if (found := [rank for rank in ranks if rank in kept])
+        }
+        if whose.keys() == layout.holders.keys():
+            return Copied(step, {shard: kept[rank] for shard, rank in whose.items()}, whose)
+    return None
+
+
 def differing(
     layout: Layout, digests: Mapping[int, Mapping[Shard, str]]
 ) -> Mapping[Shard, Mapping[int, str]]:

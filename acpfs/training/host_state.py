@@ -118,7 +118,10 @@ class HostState:
         Raises:
             KeyError: it is not one of the last two.
         """
-        taken = self._kept[step]
+        self.bring_back(self._kept[step])
+
+    def bring_back(self, taken: Taken) -> None:
+        """The same with a state that was taken some steps ago."""
         self.give(taken.values)
         if taken.follows:
             self._after_update()

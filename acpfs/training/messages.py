@@ -21,7 +21,7 @@ from acpfs.training.records import Json, MalformedError, from_json, refuse_newer
 Shard: TypeAlias = str
 GASP_VERSION = 1
 """Of `gasp.json`. Its reader refuses fields that it does not know, so each new one counts."""
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Of the messages here, for the same reason."""
 SENDER_CHARS_MAX = 40
 """Of a sender that is named before its message is understood."""
@@ -180,6 +180,8 @@ class Stopped:
     """The last one that this rank got."""
     published: int | None = None
     """Step of the gasp that this rank knows to be published already."""
+    copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Step → ranks of which it has a whole copy of all that they held then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +457,8 @@ class Save:
     name: str
     """What PUBLISH will rename it to."""
     lost: tuple[int, ...] = ()
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """Shard → out of which rank's copy of that step it is written; empty: as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,7 +620,7 @@ class Header:
     sender: str
     """`rank 3`, `coordinator 0`, `watcher node7`."""
     version: int = WIRE_VERSION
-    """Of the messages that the sender knows; 1 is left out."""
+    """Of the messages that the sender knows; the first did not say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,6 +636,7 @@ def encode(sent: Sent) -> bytes:
     data: Json = {
         "kind": type(sent.message).__name__.upper(),
         **to_json(sent.header),
+        "version": sent.header.version,
         "body": to_json(sent.message),
     }
     return json.dumps(data, separators=(",", ":")).encode("ascii")

@@ -65,6 +65,9 @@ class Rank(Protocol):
 
     def digests(self) -> Mapping[Shard, str]: ...
 
+    def copies(self) -> Mapping[int, tuple[int, ...]]:
+        """Step → ranks of which this one keeps a whole copy; none comes later."""
+
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
         """Write what the cover gives this rank, together with the other savers, who meet by the
         store that `ask` reaches.
@@ -235,6 +238,7 @@ class Park:
                 self._rank.torn(),
                 self._rank.gate_result,
                 self._published,
+                self._rank.copies(),
             )
         )
 

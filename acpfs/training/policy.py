@@ -85,8 +85,8 @@ class Policy:
     """
 
     buddy_every: int = 0
-    """So many updates from one copy of each rank's shards in another rank's memory to the next, for
-    `resilient`; 0: none are taken.
+    """So many updates from one copy of each rank's shards in another rank's memory to the next; 0:
+    none are taken.
     """
     untried_device: bool = False
     """Whether a job with nccl or hccl is protected: doubles have shown that, and no device has."""

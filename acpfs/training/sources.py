@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from acpfs.training.decision import Cover, Layout, Meeting, NoCover, cover, meeting
+from acpfs.training.decision import Cover, Layout, Meeting, NoCover, cover, keepers, meeting
 from acpfs.training.messages import Gate, Shard, Stopped
 
 NAME = "step-{step}"
@@ -124,33 +124,29 @@ def _copied(having: Mapping[int, Having]) -> Sources | None:
     gone back to. A copy that is not whole is no copy, so two of one tag are the same.
     """
     for tag in sorted({tag for one in having.values() for tag in one.copies}, reverse=True):
-        keepers: dict[int, int] = {}
-        for rank, one in sorted(having.items()):
-            for whose in one.copies.get(tag, ()):
-                if rank == whose or whose not in keepers:
-                    keepers[whose] = rank
-        given = {rank: _parcels(rank, one, keepers) for rank, one in having.items()}
+        kept = keepers({rank: one.copies.get(tag, ()) for rank, one in having.items()})
+        given = {rank: _parcels(rank, one, kept) for rank, one in having.items()}
         if all(given[rank].keys() == one.holders.keys() for rank, one in having.items()):
             return Sources(
                 Origin.COPIES,
                 tag[1],
-                hosts={rank: keepers.get(rank) for rank in having},
+                hosts={rank: kept.get(rank) for rank in having},
                 tag=tag,
                 parcels=given,
             )
     return None
 
 
-def _parcels(rank: int, one: Having, keepers: Mapping[int, int]) -> Mapping[Shard, tuple[int, int]]:
+def _parcels(rank: int, one: Having, kept: Mapping[int, int]) -> Mapping[Shard, tuple[int, int]]:
     """Of a rank's shards those that somebody has: out of its own copy, or out of another holder's.
 
-    `keepers`: whose copy → who has it.
+    `kept`: whose copy → who has it.
     """
     found = {}
     for shard, holders in one.holders.items():
-        whose = next((holder for holder in (rank, *holders) if holder in keepers), None)
+        whose = next((holder for holder in (rank, *holders) if holder in kept), None)
         if whose is not None:
-            found[shard] = (keepers[whose], whose)
+            found[shard] = (kept[whose], whose)
     return found
 
 

@@ -164,7 +164,7 @@ def test_a_gasp_is_not_taken_for_none(tmp_path: Path) -> None:
 def test_a_message_names_who_has_another_acpfs() -> None:
     sent = Sent(Header("job", 1, 1, "rank 3"), Goodbye())
     data = json.loads(encode(sent))
-    assert "version" not in data
+    assert data["version"] == WIRE_VERSION
     assert decode(json.dumps(data | {"version": WIRE_VERSION}).encode()) == sent
     newer = data | {"version": WIRE_VERSION + 1, "kind": "NEWS", "body": {"a": 1}}
     with pytest.raises(NewerError, match=f"what rank 3 sends {says(WIRE_VERSION)}"):

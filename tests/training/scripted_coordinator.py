@@ -111,6 +111,9 @@ class FakeRank:
     def digests(self) -> Mapping[str, str]:
         return {"ranks-0-1": f"digest of {self.marks.now.done}"}
 
+    def copies(self) -> Mapping[int, tuple[int, ...]]:
+        return {}
+
     def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
         self.done.append(f"save {order.step}")
         directory.mkdir(exist_ok=True)

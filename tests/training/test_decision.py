@@ -23,6 +23,7 @@ from acpfs.training.decision import (
     differing,
     layout_of,
     meeting,
+    newest_copy,
     outvoted,
 )
 from acpfs.training.messages import Gate, GateResult, Hello, Phase, Stopped
@@ -356,3 +357,40 @@ def test_whatever_is_reported_a_cover_is_complete_whole_and_at_one_step(
             and (report.done, report.ready) == (found.step - 1, found.step)
         )
     assert found.there | found.coming | found.behind == reports.keys()
+
+
+LONE = {"a": (0,), "b": (1,), "c": (2,)}
+
+
+def at(done: int, **copies: tuple[int, ...]) -> Stopped:
+    """`copies`: s4=(0, 2) are those of step 4 of ranks 0 and 2."""
+    kept = {int(name[1:]): whose for name, whose in copies.items()}
+    return Stopped(done, done, Phase.COMPUTING, copies=kept)
+
+
+@clause("T214")
+def test_survivors_go_back_to_the_newest_copy_that_has_every_shard() -> None:
+    """Rank 1 is lost. Of step 6 nobody has its copy, of step 4 its buddy has."""
+    reports = {0: at(7, s4=(0, 2), s6=(0, 2)), 2: at(7, s4=(1, 2), s6=(2,))}
+    assert isinstance(meeting(layout(Gate.EXPLICIT, LONE), reports), NoCover)
+    found = newest_copy(layout(Gate.EXPLICIT, LONE), reports)
+    assert found is not None
+    assert (found.step, found.cover, found.whose) == (
+        4,
+        {"a": 0, "b": 2, "c": 2},
+        {"a": 0, "b": 1, "c": 2},
+    )
+    assert newest_copy(layout(Gate.EXPLICIT, LONE), {0: reports[0]}) is None
+    # rank 0 has rank 2's copy as well, and rank 2 cannot write
+    able = {0: at(7, s4=(0, 1, 2)), 2: at(7, s4=(2,))}
+    found = newest_copy(layout(Gate.EXPLICIT, LONE), able, frozenset({2}))
+    assert found is not None
+    assert set(found.cover.values()) == {0}
+
+
+@clause("T214")
+def test_of_holders_the_living_write_their_own_copies() -> None:
+    reports = {0: at(5, s4=(0, 1)), 2: at(5, s4=(1, 2))}
+    found = newest_copy(layout(Gate.EXPLICIT, CHAIN), reports)
+    assert found is not None
+    assert found.whose == {"a": 0, "b": 2, "c": 0}

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.decision import Meeting
+from acpfs.training.decision import Copied, Meeting
 from acpfs.training.messages import Manifest, Save, Saved, Settled, Stopped
 
 MOVES_BYTES = 1 << 16
@@ -28,6 +28,8 @@ class Round:
     waiting: set[int] = field(default_factory=set)
     """Who has not answered yet: who is to park, to settle, or to write."""
     meeting: Meeting | None = None
+    back: Copied | None = None
+    """Where it is in copies that some steps ago were taken; None: where ranks are."""
     claim: bool | None = True
     """Whether this side may save; None: not known yet."""
     save: Save | None = None

@@ -34,6 +34,7 @@ from acpfs.training.coordinator.dialogue import Patience, Round
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.decision import (
+    Cover,
     Layout,
     LayoutError,
     Meeting,
@@ -42,6 +43,7 @@ from acpfs.training.decision import (
     differing,
     layout_of,
     meeting,
+    newest_copy,
     outvoted,
 )
 from acpfs.training.messages import (
@@ -61,6 +63,7 @@ from acpfs.training.messages import (
     Saved,
     Settle,
     Settled,
+    Shard,
     Stop,
     Stopped,
     Trouble,
@@ -457,6 +460,12 @@ class Phases:
             )
             return
         found = meeting(layout, parked, self._unable)
+        missing = found.missing if isinstance(found, NoCover) else ()
+        self._round.back = back = newest_copy(layout, parked, self._unable) if missing else None
+        if back is not None:
+            nobody = frozenset[int]()
+            found = Meeting(back.step, frozenset(parked), nobody, nobody, None, frozenset())
+            self._tell("survivors go back to copies", step=back.step, missing=missing)
         if isinstance(found, NoCover):
             self._leave(ExitStatus.NOT_SAVED, f"no survivor can write {_first(found.missing)}", now)
         elif found.step <= layout.begun:
@@ -505,6 +514,10 @@ class Phases:
         if not self._round.claim:
             self._leave(ExitStatus.OTHER_SIDE, "the job is split, and this side may not save", now)
             return
+        back = self._round.back
+        if back is not None:
+            self._save(found, layout, back.cover, {}, now)
+            return
         different = differing(
             layout, {rank: settled.digests for rank, settled in self._round.settled.items()}
         )
@@ -521,17 +534,29 @@ class Phases:
                 now,
             )
             return
+        self._save(found, layout, chosen, different, now)
+
+    def _save(
+        self,
+        found: Meeting,
+        layout: Layout,
+        chosen: Cover,
+        different: Mapping[Shard, Mapping[int, str]],
+        now: float,
+    ) -> None:
+        back = self._round.back
         name = checkpoint_name(layout.name, found.step)
         savers = tuple(sorted(set(chosen.values())))
         lost = tuple(sorted(self.lost))
         # the job is in it: what an earlier one left of the same step is not mixed with this one's
         written = f"{name}.gasp-{self._job}-{self.generation}.tmp"
-        self._round.save = Save(found.step, chosen, savers, written, name, lost)
+        whose = {} if back is None else back.whose
+        self._round.save = Save(found.step, chosen, savers, written, name, lost, whose)
         nodes = tuple(sorted({layout.nodes[rank] for rank in savers}))
         digests = {
             shard: digest
             for shard, rank in chosen.items()
-            if (digest := self._round.settled[rank].digests.get(shard)) is not None
+            if back is None and (digest := self._round.settled[rank].digests.get(shard)) is not None
         }
         self._round.manifest = Manifest(
             self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different

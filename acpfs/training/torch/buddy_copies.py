@@ -7,7 +7,7 @@ to it is there; when all have it, all know, and the copy before that goes. So un
 one is whole everywhere, whoever dies. Which one counts after a fault all decide together
 (`sources`).
 
-`begin`, `vote`, `voted`, `only` and `end` belong to the main thread; `_Exchange` to its threads.
+`take`, `vote`, `voted`, `only` and `end` belong to the main thread; `_Exchange` to its threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,10 @@ class Parcel:
     shards: Mapping[Shard, Contents]
     host: bytes
     """Its host state, packed."""
+    items: Mapping[str, Any] = field(default_factory=dict)
+    """For whoever writes it in its place: where parts of DTensors belong, by their names in a
+    checkpoint (torch's `WriteItem`).
+    """
 
 
 def copied(contents: Contents) -> dict[str, dict[str, Piece]]:
@@ -117,7 +121,7 @@ class _Exchange:
 
     def _send(self, tag: Tag, parcel: Parcel) -> None:
         outlines = {shard: outline(contents) for shard, contents in parcel.shards.items()}
-        head = pickle.dumps((tag, outlines, parcel.host))
+        head = pickle.dumps((tag, outlines, parcel.host, parcel.items))
         self._send_one(torch.tensor([len(head)], dtype=torch.int64))
         self._send_one(torch.frombuffer(bytearray(head), dtype=torch.uint8))
         for contents in parcel.shards.values():
@@ -130,9 +134,9 @@ class _Exchange:
         head = torch.empty(int(length.item()), dtype=torch.uint8)
         self._receive_one(head)
         # as all_gather_object does: it came over the job's own process groups
-        tag, outlines, host = pickle.loads(head.numpy().tobytes())  # noqa: S301
+        tag, outlines, host, items = pickle.loads(head.numpy().tobytes())  # noqa: S301
         shards = {shard: filled(one, self._receive_one) for shard, one in outlines.items()}
-        self.received = tag, Parcel(shards, host)
+        self.received = tag, Parcel(shards, host, items)
 
     # not by torch.distributed's functions: they ask for the group's name, and a script that has
     # ended has destroyed it
@@ -208,19 +212,22 @@ class BuddyCopies:
             return False
         return self._last is None or step - self._last[1] >= self._every
 
-    def begin(self, tag: Tag, parcel: Parcel) -> None:
-        """Keep it, and have it sent."""
+    def take(self, tag: Tag, make: Callable[[], Parcel]) -> None:
+        """Take one, keep it, and have it sent. Without memory for it the one before stays the
+        newest, in all ranks.
+        """
+        self._last = tag
+        try:
+            parcel = make()
+        except (RuntimeError, MemoryError) as error:
+            log.warning("no further copies in the memory of other ranks", why=str(error))
+            self._exchange = _Exchange(self._group, self._rank, self._rank, self._is_over)
+            return
         self._parcels[self._rank, tag] = parcel
         to = (self._rank + self._offset) % self._world
         source = (self._rank - self._offset) % self._world
-        self._last = tag
         self._exchange = exchange = _Exchange(self._group, to, source, self._is_over)
         exchange.start(tag, parcel)
-
-    def give_up(self, tag: Tag) -> None:
-        """There is no memory for it: the one before stays the newest, in all ranks."""
-        self._last = tag
-        self._exchange = _Exchange(self._group, 0, 0, self._is_over)
 
     def vote(self) -> bool:
         """Whether what was to come has come."""

@@ -163,10 +163,11 @@ class Groups:
         """Whether a group of the accelerator says so, where its backend can."""
         return self.device.is_behind and groups_have_failed()
 
-    def make(self) -> Any:
-        """A group of all ranks."""
+    def make(self, timeout_s: float | None = None) -> Any:
+        """A group of all ranks. `timeout_s`: of its collectives; None: torch's own."""
+        timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         with self._sockets.noting():
-            return dist.new_group(backend="gloo")
+            return dist.new_group(backend="gloo", timeout=timeout)
 
     def watched(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """`make` with its connections noted: for whoever makes groups while a protection is on."""

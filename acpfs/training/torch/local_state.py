@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from acpfs.errors import ConfigError
 from acpfs.training.guard import theirs
 from acpfs.training.messages import Shard
+from acpfs.training.torch.buddy_copies import Parcel, copied
 from acpfs.training.torch.digest import digest_of
 from acpfs.training.torch.end_mark import local
 from acpfs.training.torch.hooks import local_optimizer
@@ -28,6 +30,12 @@ from acpfs.training.torch.layout import (
     plain_name,
     uncompiled,
 )
+from acpfs.training.torch.transfer import Contents, fill, pieces
+
+
+def stored_name(name: str, key: str) -> str:
+    """Of a parameter, or of a part of its optimizer state, in a checkpoint."""
+    return f"optim.state.{name}.{key}" if key else f"model.{name}"
 
 
 class OwnState:
@@ -104,6 +112,26 @@ class LocalState:
             name: {"": self._parameters[name].detach(), **self._moments(name)}
             for name in self._layout.parameters[shard]
         }
+
+    def fill(self, contents: Contents) -> None:
+        """Take back what a shard was."""
+        fill(self._parameters, self._optimizers, contents)
+
+    def parcel(self, host: bytes) -> Parcel:
+        """A copy of all shards. `host`: the host state that belongs to it, packed."""
+        shards = {shard: self.shard(shard) for shard in self._layout.holders}
+        items = {
+            item.index.fqn: item
+            for values in shards.values()
+            for name, one in values.items()
+            for key, value in one.items()
+            if isinstance(value, DTensor)
+            # as torch's own planner does
+            for item in value.__create_write_items__(stored_name(name, key), value)
+        }
+        return Parcel(
+            {shard: copied(pieces(values)) for shard, values in shards.items()}, host, items
+        )
 
     def live(self) -> dict[Shard, dict[str, dict[str, Any]]]:
         """Shard → what `shard` gives, but parameters as they are."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from acpfs.training.memory_left import GoneError
 from acpfs.training.messages import Ask, GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
 from acpfs.training.torch.aborts import Aborts
+from acpfs.training.torch.buddy import packed, unpacked
+from acpfs.training.torch.buddy_copies import PIECE_S, BuddyCopies, ring
 from acpfs.training.torch.end_mark import ChangedError, EndDigest, EndMark, Live, local
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
@@ -152,12 +155,12 @@ class TorchRank:
         )
         if calls.use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
-        if self.world > 1 and self.layout.copies < 2:
+        if self.world > 1 and self.layout.copies < 2 and not policy.buddy_every:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(
                 f"nobody else holds {shard}: a rank that dies takes it along, so a gasp needs "
-                "copies (HSDP, ReplicatedZero, DDP); or use resilient with buddy_every, which "
-                "keeps a copy in another rank's memory; docs/TRAINING.md says how"
+                "copies (HSDP, ReplicatedZero, DDP), or buddy_every=50, which keeps one in another "
+                "rank's memory; docs/TRAINING.md says how"
             )
         self._state: LocalState | OwnState | Held
         self._state = held or (
@@ -177,6 +180,7 @@ class TorchRank:
             further=on_host.further,
             after_update=calls.after_update,
         )
+        self._copies = self._made_copies(calls, held)
         self._refuse_several_devices()
         self._writer = self._made_writer(calls.save_with)
         self.groups.learn()
@@ -187,7 +191,7 @@ class TorchRank:
             optimizers,
             self.marks,
             self._gate,
-            UpdateCalls(self._ready, at=self.points, update=calls.update),
+            UpdateCalls(self._ready, at=self._at, update=calls.update),
             end=self._end,
             guard=self.guard,
             progress=self._progress,
@@ -195,6 +199,51 @@ class TorchRank:
         self.guard.at_end.append(lambda _: self.hooks.switch_off())
         self._by_hand = calls.update is not None
         self._give_back = self.groups.order_buckets(trained.model)
+
+    def _made_copies(self, calls: LoopCalls, held: Held | None) -> BuddyCopies | None:
+        """A collective.
+
+        Raises:
+            ConfigError: ranks want different ones, or what a lost rank held could not be written.
+        """
+        every = self._policy.buddy_every
+        told = self.groups.gathered((every, socket.gethostname(), self.layout.holders))
+        if len({one for one, *_ in told}) > 1:
+            raise ConfigError(f"buddy_every differs between ranks: {[one for one, *_ in told]}")
+        if not every or self.world == 1 or self.layout.gate is messages.Gate.NONE:
+            return None
+        if held is not None or calls.use is not None or calls.after_update is not None:
+            raise ConfigError(
+                "buddy_every: copies in the memory of other ranks are for plain torch, without "
+                "gate= and after_update=: nobody could do these for a rank that is lost"
+            )
+        if self.number == 0 and self.layout.copies < 2:
+            log.warning(
+                "shards that only one rank holds: when that rank dies, the others leave the last "
+                "copy that is in another rank's memory, and not the last update",
+                buddy_every=every,
+            )
+        copies = BuddyCopies(self.number, every, lambda: self.marks.held)
+        offset = ring([node for _, node, _ in told], [ranks for *_, ranks in told])
+        copies.meet(self.groups.make(PIECE_S), self.world, offset)
+        return copies
+
+    def _at(self, point: str) -> None:
+        copies = self._copies
+        step = self.marks.now.done
+        if point == "updated" and copies is not None and copies.is_due(step):
+            state = self._state
+            assert isinstance(state, LocalState)
+            self._progress.wait_updated()
+            copies.take((0, step), lambda: state.parcel(packed(self._host.taken(step))))
+            self.points("copied")
+        self.points(point)
+
+    def copies(self) -> Mapping[int, tuple[int, ...]]:
+        if self._copies is None:
+            return {}
+        self._copies.leave()
+        return {step: ranks for (_, step), ranks in self._copies.having.items()}
 
     def _refuse_several_devices(self) -> None:
         """One rank's events are those of one device."""
@@ -253,7 +302,9 @@ class TorchRank:
         if use is not None:
             return ImplicitGate(use)
         return (
-            NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
+            NoGate()
+            if self.layout.gate is messages.Gate.NONE
+            else ExplicitGate(self.groups.make(), votes=self._copies)
         )
 
     def install(self) -> None:
@@ -265,6 +316,8 @@ class TorchRank:
     def remove(self) -> None:
         self.hooks.remove()
         self._give_back()
+        if self._copies is not None:
+            self._copies.end()
 
     def abort(self) -> int:
         """End all collectives; from any thread. How many connections and groups that were."""
@@ -344,6 +397,8 @@ class TorchRank:
         self._writer.prepare(order.step)
         member = order.savers.index(self.number)
         self.groups.regroup(LinkStore(ask), member, len(order.savers))
+        if order.copies:
+            return self._save_copies(order, directory, member)
         if self._follows:  # it may change parameters, and a save may be tried again
             self._end.keep()
         self._end.bring()
@@ -354,6 +409,28 @@ class TorchRank:
                 order,
                 tuple(shard for shard, rank in order.cover.items() if rank == self.number),
             )
+
+    def _save_copies(self, order: Save, directory: Path, member: int) -> tuple[SavedFile, ...]:
+        """This rank goes back to its own copy, and writes what was kept of those that are lost."""
+        assert self._copies is not None
+        assert isinstance(self._state, LocalState)
+        assert isinstance(self._writer, DistributedWriter)
+        tag = (0, order.step)
+        own = self._copies.parcel(self.number, tag)
+        for contents in own.shards.values():
+            self._state.fill(contents)
+        self._host.bring_back(unpacked(own.host))
+        whose = {
+            shard: order.copies[shard] for shard, rank in order.cover.items() if rank == self.number
+        }
+        mine = tuple(shard for shard, rank in whose.items() if rank == self.number)
+        others = {
+            shard: self._copies.parcel(rank, tag)
+            for shard, rank in whose.items()
+            if rank != self.number
+        }
+        with own_failures(member):
+            return self._writer.write_with(directory, order, mine, others)
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:

@@ -372,14 +372,12 @@ class Run:
 
     def _copy(self, state: State, step: int) -> None:
         """Take one of everything at the end of that step, which it is now, and have it sent."""
-        tag = (self._lineage, step)
-        try:
+
+        def parcel() -> Parcel:
             shards = {shard: copied(state.held.contents(shard)) for shard in state.holders}
-        except (RuntimeError, MemoryError) as error:  # no memory: training goes on without
-            log.warning("no further copies in the memory of other ranks", why=str(error))
-            self._copies.give_up(tag)
-            return
-        self._copies.begin(tag, Parcel(shards, packed(state.host.taken(step))))
+            return Parcel(shards, packed(state.host.taken(step)))
+
+        self._copies.take((self._lineage, step), parcel)
         theirs(self.at, "copied")
 
     def end(self) -> None:

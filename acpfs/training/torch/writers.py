@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +22,9 @@ from acpfs.training.host_state import HostState
 from acpfs.training.manifest import files_in, saved_file
 from acpfs.training.messages import Save, SavedFile, Shard
 from acpfs.training.park import OthersFailedError
+from acpfs.training.torch.buddy_copies import Parcel
 from acpfs.training.torch.layout import Layout
-from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.local_state import LocalState, stored_name
 
 HOST_STATE = "host_state"
 """Directory with one file per saver."""
@@ -85,16 +87,70 @@ class DistributedWriter:
     def write(
         self, directory: Path, order: Save, shards: tuple[Shard, ...]
     ) -> tuple[SavedFile, ...]:
+        return self.write_with(directory, order, shards, {})
+
+    def write_with(
+        self,
+        directory: Path,
+        order: Save,
+        shards: tuple[Shard, ...],
+        copies: Mapping[Shard, Parcel],
+    ) -> tuple[SavedFile, ...]:
+        """The same, and shards of ranks that are lost. `copies`: what was taken of these."""
         directory.mkdir(parents=True, exist_ok=True)
         state = self._state.checkpoint(shards)
+        parts: list[tuple[Any, Any]] = []
+        for shard, parcel in copies.items():
+            parts += _put(state, shard, parcel)
         state["optim"]["param_groups"] = _groups_of_all(state["optim"]["param_groups"], self._group)
-        checkpoint.save(state, checkpoint_id=directory, process_group=self._group)
+        checkpoint.save(
+            state,
+            checkpoint_id=directory,
+            planner=_WithParts(parts) if parts else None,
+            process_group=self._group,
+        )
         own = write_host_state(directory, order.step, self._host, self._rank)
         member = dist.get_rank()
         written = sorted(directory.glob(f"__{member}_*")) + (
             [directory / ".metadata"] if member == 0 else []
         )
         return tuple(saved_file(directory, path) for path in (*written, own))
+
+
+def _put(state: dict[str, Any], shard: Shard, parcel: Parcel) -> list[tuple[Any, Any]]:
+    """Whole tensors of a copy, into a state that is to be written; parts of DTensors, with where
+    they belong.
+    """
+    parts = []
+    for name, values in parcel.shards[shard].items():
+        for key, piece in values.items():
+            item = parcel.items.get(stored_name(name, key))
+            if item is not None:
+                parts.append((item, piece.value))
+            elif key:
+                state["optim"]["state"].setdefault(name, {}).setdefault(key, piece.value)
+            else:
+                state["model"].setdefault(name, piece.value)
+    return parts
+
+
+class _WithParts(checkpoint.DefaultSavePlanner):  # type: ignore[misc]  # torch is not there
+    """torch's own, and parts of DTensors that another rank had."""
+
+    def __init__(self, parts: list[tuple[Any, Any]]) -> None:
+        """`parts`: torch's `WriteItem`, and the tensor."""
+        super().__init__()
+        self._items = [item for item, _ in parts]
+        self._values = {item.index: value for item, value in parts}
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        self.plan = replace(plan, items=[*plan.items, *self._items])
+        return self.plan
+
+    def resolve_data(self, write_item: Any) -> Any:
+        value = self._values.get(write_item.index)
+        return super().resolve_data(write_item) if value is None else value
 
 
 def _groups_of_all(own: list[dict[str, Any]], group: Any) -> list[dict[str, Any]]:

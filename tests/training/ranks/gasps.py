@@ -19,13 +19,22 @@ from acpfs.training import protect
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus, Manifest
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.jobs import JOBS, WITH_OWN_GATE, Clipped, Job, assert_same, whole
+from tests.training.ranks.jobs import (
+    JOBS,
+    WITH_OWN_GATE,
+    Clipped,
+    Job,
+    assert_same,
+    fsdp,
+    lone_zero,
+    whole,
+)
 
 WORLD = 4
 STEPS = 8
 DIES = 5
 """Ranks, updates of the whole loop, and the update at which somebody dies."""
-KINDS = {**JOBS, **WITH_OWN_GATE}
+KINDS = {**JOBS, **WITH_OWN_GATE, "fsdp": fsdp, "lone zero": lone_zero}
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ memory: what a lost one costs.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +19,15 @@ from typing import Any
 import pytest
 import torch
 
+from acpfs.errors import ConfigError
+from acpfs.training.messages import ExitStatus
+from acpfs.training.policy import Policy
 from acpfs.training.torch.buddy_copies import BuddyCopies, Parcel, _Exchange, copied, ring
 from acpfs.training.torch.transfer import Piece
+from tests.training.ranks.forked import Ranks
+from tests.training.ranks.gasps import Fault, assert_is_its_step, protected, yardstick
 from tests.training.ranks.jobs import Job
-from tests.training.ranks.replaced import WORLD, Plan, die, run_job, together
+from tests.training.ranks.replaced import STEPS, WORLD, Plan, die, run_job, together
 
 clause = pytest.mark.clause
 EVERY = 2
@@ -28,19 +36,24 @@ RANDOM = 6
 """Jobs with faults at moments that are drawn."""
 LONG = 16
 SEND = _Exchange._send_one
+PARTS = 5
+"""Sends, of some twenty that a copy is."""
 LOST_TOGETHER = "lost together with those that kept their copies"
 ALONE = "shards that only one rank holds"
 POINTS = ("forward", "backward", "reduce", "ready", "gated", "updating", "updated", "copied")
 Act = Callable[[Job | None], object]
 
 
-def waits_for_copies(run: Any) -> None:
-    """What is sent to a rank has come when it says that it is ready for the next update."""
+def waits_for_copies(run: Any, below: int = STEPS) -> None:
+    """What is sent to a rank has come when it says that it is ready for the next update.
+
+    `below`: copies of later updates are not waited for.
+    """
     act = run.at
 
     def at(point: str) -> None:
         exchange = run._copies._exchange
-        if point == "ready" and exchange is not None:
+        if point == "ready" and exchange is not None and run._copies._last[1] < below:
             for thread in exchange._threads:
                 while thread.is_alive():  # `Interrupted` comes between two turns
                     thread.join(0.05)
@@ -137,6 +150,38 @@ def slowly(share_s: float, _: Any) -> None:
         SEND(exchange, value)
 
     setattr(_Exchange, "_send_one", sent)  # noqa: B010  # to mypy a method never changes
+
+
+def stuck_in_sending(run: Any) -> None:
+    """Rank 1 sends a part of the copy of update 4, and no more."""
+    sends = itertools.count()
+    take = BuddyCopies.take
+
+    def taken(copies: BuddyCopies, tag: Any, make: Any) -> None:
+        setattr(_Exchange, "_send_one", stuck if run.rank == 1 and tag[1] >= DIES - 1 else SEND)  # noqa: B010
+        take(copies, tag, make)
+
+    def stuck(exchange: Any, value: Any) -> None:
+        if next(sends) >= PARTS:
+            threading.Event().wait()
+        SEND(exchange, value)
+
+    if os.environ["ACPFS_GENERATION"] == "0" and not run.generation:
+        setattr(BuddyCopies, "take", taken)  # noqa: B010
+    waits_for_copies(run, below=DIES - 1)
+
+
+@clause("T210")
+def test_a_rank_dies_in_the_middle_of_sending(tmp_path: Path, yardsticks: Path) -> None:
+    """The copy before is whole, two more updates later, too."""
+    plan = Plan(
+        "fsdp",
+        {(1, 0, "gated", DIES + 1): die},
+        buddy_every=EVERY,
+        enter=stuck_in_sending,
+    )
+    run_job(plan, tmp_path, yardsticks)
+    assert begun_at(tmp_path) == {0, 2}
 
 
 @pytest.mark.long
@@ -237,3 +282,82 @@ def test_a_copy_has_memory_of_its_own() -> None:
     value.zero_()
     assert found["weight"][""].value.tolist() == [1, 1, 1]
     assert found["weight"]["lr"].value == 0.1
+
+
+# -- what is left where nobody is replaced
+
+
+def votes_when_all_has_come() -> None:
+    """In this process: what is sent to the rank has come when it comes to a gate."""
+    vote = BuddyCopies.vote
+
+    def waiting(copies: BuddyCopies) -> bool:
+        if copies._exchange is not None:
+            for thread in copies._exchange._threads:
+                while thread.is_alive():  # `Interrupted` comes between two turns
+                    thread.join(0.05)
+        return vote(copies)
+
+    setattr(BuddyCopies, "vote", waiting)  # noqa: B010  # to mypy a method never changes
+
+
+def assert_left(fault: Fault, directory: Path, yardsticks: Path, begin: Callable[[], None]) -> int:
+    """All survivors have left a checkpoint, bit for bit; its step."""
+    expected = yardstick(fault.kind, yardsticks)
+
+    def main(rank: int) -> None:
+        # pytest has all that the root logger gets
+        logging.getLogger("acpfs").addHandler(logging.StreamHandler(sys.stderr))
+        begin()
+        protected(rank, fault, directory, directory / "store", buddy_every=EVERY)
+
+    with Ranks(WORLD, directory, main) as ranks:
+        for rank, status in enumerate(ranks.statuses()):
+            killed = -signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED
+            assert status == killed, ranks.said()
+    assert said(directory).count(ALONE) == 1
+    manifest = assert_is_its_step(fault.kind, directory, expected)
+    for rank in fault.ranks:
+        assert manifest.cover[f"ranks-{rank}"] not in fault.ranks
+    return manifest.step
+
+
+@clause("T214")
+@pytest.mark.parametrize(
+    ("kind", "point", "steps"),
+    [
+        ("fsdp", "backward", {DIES - 2}),
+        pytest.param("fsdp", "updating", {DIES - 2}, marks=pytest.mark.long),
+        pytest.param("fsdp", "copied", {DIES - 2, DIES}, marks=pytest.mark.long),
+        pytest.param("lone zero", "gated", {DIES - 2}, marks=pytest.mark.long),
+        pytest.param("lone zero", "sent_round", {DIES - 2, DIES}, marks=pytest.mark.long),
+    ],
+)
+def test_the_buddy_writes_what_a_lost_rank_held(
+    tmp_path: Path, yardsticks: Path, kind: str, point: str, steps: set[int]
+) -> None:
+    """Behind updates 1, 3 and 5 copies are begun; the last one may come whole or not."""
+    fault = Fault(kind, {1: point})
+    assert assert_left(fault, tmp_path, yardsticks, votes_when_all_has_come) in steps
+
+
+@pytest.mark.long
+@clause("T214")
+def test_two_ranks_die_that_are_not_buddies(tmp_path: Path, yardsticks: Path) -> None:
+    """Their buddies write what both held."""
+    fault = Fault("fsdp", {0: "backward", 1: "backward"})
+    assert assert_left(fault, tmp_path, yardsticks, votes_when_all_has_come) == DIES - 2
+
+
+@pytest.mark.long
+@clause("T214")
+def test_a_saver_of_copies_dies_and_the_others_try_again(tmp_path: Path, yardsticks: Path) -> None:
+    """Rank 0, which is no buddy of rank 1's, when it begins to write."""
+    fault = Fault("fsdp", {1: "backward", 0: "saving"})
+    assert assert_left(fault, tmp_path, yardsticks, votes_when_all_has_come) == DIES - 2
+
+
+@clause("T214")
+def test_copies_that_nobody_could_write_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="buddy_every = -1"):
+        Policy.from_environment({}, buddy_every=-1)
