@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
@@ -42,6 +42,14 @@ _FSGETXATTR = 0x801C581F
 _FSXATTR = struct.Struct("IIIII8x")
 _PROJECT_IS_INHERITED = 0x200
 _NOBODY = -1
+
+
+class CurrentStaging(Protocol):
+    """Which staging directory is the node's, as `backing.terms.NodeTerms` knows it."""
+
+    def name(self) -> bytes: ...
+    def look(self) -> None: ...
+    def lost(self, name: bytes) -> None: ...
 
 
 class Kind(NamedTuple):
@@ -100,9 +108,11 @@ class Areas:
         opener: Opener,
         node_id: str,
         runtime: Runtime,
+        staging: CurrentStaging,
         project: Callable[[int], int] = project_of,
     ) -> None:
         self._opener = opener
+        self._staging = staging
         self._project = project
         self._now = runtime.clock.now
         self._chance = runtime.chance
@@ -118,6 +128,8 @@ class Areas:
         own.
         """
         self._made: set[LowerPath] = set()
+        self._begun: tuple[bytes, set[LowerPath]] = (b"", set())
+        """Name of the staging directories of a term, and the areas that had none when it began."""
 
     # -- what is known, without a look
 
@@ -245,7 +257,9 @@ class Areas:
             with self._registering:
                 if root not in self.known():
                     register(self.known() | {root})
-                    self.learn({root})
+                    with self._lock:
+                        self._known.add(root)
+                        self._begun[1].add(root)
             self._make(root)
             with self._lock:
                 self._made.add(root)
@@ -253,6 +267,17 @@ class Areas:
     def _making_of(self, root: LowerPath) -> threading.Lock:
         with self._lock:
             return self._making.setdefault(root, threading.Lock())
+
+    def had_staging(self, root: LowerPath, name: bytes) -> bool:
+        """Whether a staging directory of that name was made in an area, as far as is known here: if
+        it is gone, it may not be made anew.
+        """
+        with self._lock:
+            if self._begun[0] != name:
+                first = not self._begun[0]
+                self._begun = (name, self._begun[1] if first else set(self._known))
+                self._made.clear()
+            return root not in self._begun[1]
 
     def forget(self) -> None:
         """Something is not as it was: look, and make, anew."""
@@ -274,8 +299,23 @@ class Areas:
                 self._mark(fd, own)
         finally:
             os.close(fd)
-        for kind in (b"staging", b"kept"):
-            make_private(self._opener, own, kind, self._node, self._chance)
+        make_private(self._opener, own, b"kept", self._node, self._chance)
+        self._make_staging(root)
+
+    def _make_staging(self, root: LowerPath) -> None:
+        """Once in a term; and claims are listed before it is used (`backing.terms`)."""
+        name = self._staging.name()
+        if self.had_staging(root, name):
+            try:
+                os.close(self._opener.open_directory((*root, OWN, b"staging", name)))
+            except FileNotFoundError:
+                self._staging.lost(name)
+                name = self._staging.name()
+                self.had_staging(root, name)
+        make_private(self._opener, (*root, OWN), b"staging", name, self._chance)
+        self._staging.look()
+        with self._lock:
+            self._begun[1].discard(root)
 
     @staticmethod
     def _is_marked(fd: int) -> bool:
@@ -322,7 +362,7 @@ class Areas:
                 self._made.discard(root)
             try:
                 self._remove_in(
-                    (*own, b"staging", self._node),
+                    (*own, b"staging", self._staging.name()),
                     os.unlink,
                     lambda name: not name.startswith(ASIDE_PREFIX),
                 )

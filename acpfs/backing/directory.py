@@ -46,13 +46,16 @@ from acpfs.backing.quirks import (
     top_exists,
 )
 from acpfs.backing.syscalls import allocate, rename_exchange, sync_file_system
-from acpfs.errors import FULL_ERRNOS, MachineError
+from acpfs.backing.terms import SupersededError
+from acpfs.errors import FULL_ERRNOS, MachineError, RefusedError
 from acpfs.runtime.given import Runtime
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 NESTED_TOP = "it is the backing directory of other acpfs mounts, whose .acpfs lies in it"
 _COUNTED_TOGETHER = 32
 """So many looks at names are counted at once: each count also says that the call goes on."""
+_TERMS_IN_A_ROW = 2
+"""In an area the next term may begin, and the area's directory be made in it."""
 _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, NAME_BYTES_MAX)
 """Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to
 write.
@@ -63,13 +66,14 @@ class BackingDirectory(OwnFiles):
     """Implements `Lower`; see there."""
 
     def __init__(self, path: Path, node_id: str, runtime: Runtime, *, kept_fd: int = -1) -> None:
-        """Open it and make `.acpfs/{staging/<node>,manifest,nodes}`.
+        """Open it, make `.acpfs/{manifest,nodes…}`, and begin the node's term or go on in it.
 
         `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made,
         and none can hang.
 
         Raises:
             MachineError: missing, not a directory, not writable.
+            RefusedError: another member has taken over what this node id left.
         """
         self.path = path
         try:
@@ -88,6 +92,12 @@ class BackingDirectory(OwnFiles):
             return
         try:
             self._entries.make_own()
+            self._entries.terms.begin()
+        except SupersededError as error:
+            os.close(self._root_fd)
+            raise RefusedError(
+                f"{error.strerror}: choose another --node-id, or wait until it has drained"
+            ) from error
         except OSError as error:
             os.close(self._root_fd)
             raise MachineError(
@@ -552,17 +562,15 @@ class BackingDirectory(OwnFiles):
 
     def create_staging(self, name: str) -> int:
         self._count("create")
-        try:
-            return self._create_staging(name)
-        except FileNotFoundError:
-            self._make_staging(staged_in(name)[0])  # somebody removed .acpfs or a part of it
-            return self._create_staging(name)
-
-    def _make_staging(self, root: LowerPath) -> None:
-        if not root:
-            return self._entries.make_own()
-        self._entries.areas.forget()
-        return self._entries.areas.make(root, self._register)
+        root = staged_in(name)[0]
+        for _again in range(_TERMS_IN_A_ROW):
+            try:
+                return self._create_staging(name)
+            except FileNotFoundError:  # the next term has begun, if somebody removed the directory
+                if root:
+                    self._entries.areas.forget()
+                    self._entries.areas.make(root, self._register)
+        return self._create_staging(name)
 
     def _create_staging(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -580,6 +588,10 @@ class BackingDirectory(OwnFiles):
 
     def staging_path(self, name: str) -> LowerPath:
         return self._entries.staged(name)
+
+    def staging_directory(self) -> LowerPath:
+        """What it is called in this term, below the top. May block."""
+        return self._entries.physical(self._entries.staging)
 
     def kept_path(self, path: LowerPath = ()) -> LowerPath:
         return (*self._entries.areas.known_root(path), *self._entries.kept)

@@ -3,8 +3,9 @@ holds it, and its name there.
 
 Every step goes by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor
 `..` nor a rename by others leads outside. Of `.acpfs`, at the top and in staging areas, only this
-node's directories for staging files and for what the guard keeps can be reached by path. Does not
-know what is done with an entry. Thread-safe; every method may block.
+node's directories for staging files and for what the guard keeps can be reached by path. The path
+of a staging file has the node's id in every term; what the directory is called now, `terms` says.
+Does not know what is done with an entry. Thread-safe; every method may block.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from acpfs.backing.areas import OWN, Areas, make_private, staged_in
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
+from acpfs.backing.terms import NodeTerms
 from acpfs.runtime.given import Runtime
 
 _SPECIAL = frozenset((b"", b".", b"..", OWN))
@@ -34,20 +37,22 @@ class Entries:
         self.opener = Opener(root_fd)
         self.staging: LowerPath = (OWN, b"staging", node_id.encode())
         self.kept: LowerPath = (OWN, b"kept", node_id.encode())
-        self.areas = Areas(self.opener, node_id, runtime)
+        self.terms = NodeTerms(self.opener, node_id, runtime)
+        self.areas = Areas(self.opener, node_id, runtime, self.terms)
         self._chance = runtime.chance
         self._staging_fd = -1
+        self._staging_name = b""
         self._staging_lock = threading.Lock()
         self._here = threading.local()
 
     def staged(self, name: str) -> LowerPath:
-        """Where a staging file lies."""
+        """Where a staging file lies, in whatever term."""
         root, leaf = staged_in(name)
         return (*root, *self.staging, leaf)
 
     def make_own(self) -> None:
-        """Make `.acpfs/{staging/<node>,kept/<node>,areas,manifest,nodes}`, as far as it is not
-        there.
+        """Make `.acpfs/{kept/<node>,areas,manifest,nodes}`, as far as it is not there; the staging
+        directory is made by `terms` alone.
 
         Raises:
             OSError: EPERM where somebody else has made what is to be this node's alone.
@@ -64,10 +69,11 @@ class Entries:
                 contextlib.suppress(FileExistsError),
             ):
                 os.mkdir(name, mode, dir_fd=dir_fd)
-        for _own, kind, node in (self.staging, self.kept):
-            make_private(self.opener, (OWN,), kind, node, self._chance)
-        with self._staging_lock:
-            self._staging_fd = -1  # an old one is left open: another thread may be using it
+        make_private(self.opener, *self._kept_parts(), self._chance)
+
+    def _kept_parts(self) -> tuple[LowerPath, bytes, bytes]:
+        own, kind, node = self.kept
+        return (own,), kind, node
 
     def reopened(self, fd: int) -> None:
         """The same directory by another mount: the numbers of the descriptors stay, so that calls
@@ -76,7 +82,7 @@ class Entries:
         os.dup2(fd, self.root_fd, inheritable=False)
         with contextlib.suppress(OSError), self._staging_lock:
             if self._staging_fd >= 0:
-                staging = self.opener.open_directory(self.staging)
+                staging = self.opener.open_directory((OWN, b"staging", self._staging_name))
                 os.dup2(staging, self._staging_fd, inheritable=False)
                 os.close(staging)
 
@@ -115,20 +121,95 @@ class Entries:
         if len(path) == 1:
             yield self.root_fd, path[0]
             return
-        if path[:-1] == self.staging:
-            yield self._staging_directory(), path[-1]
+        at = -1 if own else self._staging_at(path)
+        if at >= 0:
+            with self._in_staging(path, at) as found:
+                yield found
             return
+        with self._opened(path[:-1]) as fd:
+            yield fd, path[-1]
+
+    @contextlib.contextmanager
+    def _opened(self, directory: LowerPath) -> Iterator[int]:
         kept: dict[LowerPath, int] | None = getattr(self._here, "kept", None)
         if kept is not None:
-            if path[:-1] not in kept:
-                kept[path[:-1]] = self.opener.open_directory(path[:-1])
-            yield kept[path[:-1]], path[-1]
+            if directory not in kept:
+                kept[directory] = self.opener.open_directory(directory)
+            yield kept[directory]
             return
-        fd = self.opener.open_directory(path[:-1])
+        fd = self.opener.open_directory(directory)
         try:
-            yield fd, path[-1]
+            yield fd
         finally:
             os.close(fd)
+
+    # -- staging files
+
+    def _staging_at(self, path: LowerPath) -> int:
+        """Depth of the area's root, where an entry of the staging directory is meant; else -1."""
+        if OWN not in path:
+            return -1
+        at = path.index(OWN)
+        return at if path[at : at + 3] == self.staging and len(path) > at + 3 else -1
+
+    @contextlib.contextmanager
+    def _in_staging(self, path: LowerPath, at: int) -> Iterator[tuple[int, bytes]]:
+        """As `parent`. An entry that is missing is missing only where the directory is there."""
+        name = self.terms.name()
+        try:
+            if at == 0 and len(path) == 4:
+                yield self._staging_directory(name), path[-1]
+            else:
+                with ExitStack() as opened:
+                    with _bar_is_nothing():
+                        directory = (*path[: at + 2], name, *path[at + 3 : -1])
+                        fd = opened.enter_context(self._opened(directory))
+                    yield fd, path[-1]
+        except FileNotFoundError:
+            self._check_staging(path, at, name)
+            raise
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._check_staging(path, at, name)
+            raise
+
+    def _check_staging(self, path: LowerPath, at: int, name: bytes) -> None:
+        """Something was not found in the staging directory: somebody may be taking the log over,
+        and moves what is staged, or has. Claims are listed before it is missing. If nobody is, and
+        the directory is gone, a next term has begun when this returns.
+
+        Raises:
+            OSError: ESTALE: the entry is in that of the next term, so it is not missing; and what
+                `NodeTerms.look` and `NodeTerms.lost` raise.
+        """
+        root = path[:at]
+        if root and not self._is_there(root):
+            return  # it is the area that is gone
+        if self._is_there((*root, OWN, b"staging", name), os.O_DIRECTORY):
+            with self._staging_lock:
+                self._staging_fd = -1  # perhaps stale; left open: another thread may be using it
+            self.terms.look()
+        elif not root or self.areas.had_staging(root, name):
+            self.terms.lost(name)
+        moved = self.terms.name()
+        if moved != name and self._is_there((*path[: at + 2], moved, *path[at + 3 :])):
+            raise OSError(errno.ESTALE, "the staging directory was moved")
+
+    def _is_there(self, path: LowerPath, flags: int = 0) -> bool:
+        try:
+            os.close(self.opener.open(path, os.O_PATH | flags))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def physical(self, path: LowerPath) -> LowerPath:
+        """What a path below the staging directory is called in this term."""
+        if OWN not in path:
+            return path
+        at = path.index(OWN)
+        if path[at : at + 3] != self.staging:
+            return path
+        return (*path[: at + 2], self.terms.name(), *path[at + 3 :])
 
     def check_name(self, directory: LowerPath, name: bytes) -> None:
         """As for the path of a name, where the directory's has been looked at."""
@@ -179,17 +260,20 @@ class Entries:
         if not same:
             raise OSError(errno.ESTALE, "a directory was moved away meanwhile")
 
-    def _staging_directory(self) -> int:
+    def _staging_directory(self, name: bytes) -> int:
         """Kept open: every stored file passes through it, and three names to look up cost a network
         file system three questions.
         """
         with self._staging_lock:
-            fd = self._staging_fd
+            fd = self._staging_fd if self._staging_name == name else -1
         if fd < 0:
-            fd = self.opener.open_directory(self.staging)
+            with _bar_is_nothing():
+                fd = self.opener.open_directory((OWN, b"staging", name))
             with self._staging_lock:
-                if self._staging_fd < 0:
+                if self._staging_fd < 0 or self._staging_name != name:
+                    # that of an earlier term is left open: another thread may be using it
                     self._staging_fd = fd
+                    self._staging_name = name
                 else:
                     os.close(fd)
                 fd = self._staging_fd
@@ -197,6 +281,20 @@ class Entries:
 
     def open(self, path: LowerPath, flags: int, *, own: bool = False) -> int:
         """A descriptor of the entry; the caller closes it."""
-        if not own:
-            self._check(path)
-        return self.opener.open(path, flags)
+        if own:
+            return self.opener.open(path, flags)
+        self._check(path)
+        at = self._staging_at(path)
+        if at < 0:
+            return self.opener.open(self.physical(path), flags)
+        with self._in_staging(path, at) as (dir_fd, name):
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+@contextlib.contextmanager
+def _bar_is_nothing() -> Iterator[None]:
+    """A file where the first term had its directory keeps that from being made again."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error

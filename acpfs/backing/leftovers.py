@@ -16,10 +16,12 @@ import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.member_records import RECORD_VERSION, NodeRecords, NodeState
+from acpfs.backing.terms import node_and_term
 from acpfs.runtime.clock import Clock
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
@@ -76,7 +78,7 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
     may not.
     """
     said = []
-    for encoded in directory.list_own((b"staging",)):
+    for encoded, names in _by_node(directory.list_own((b"staging",))).items():
         node = encoded.decode("utf-8", "replace")
         if node == directory.node_id or not node.startswith(machine.prefix()):
             # only those are looked at: with a thousand nodes over one directory, reading a thousand
@@ -95,27 +97,23 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
                 "drain it"
             )
             continue  # its RAM tier is not lost, and what was staged has no other copy there
+        claim = directory.newest_claim(encoded)
+        if claim is not None and claim.by not in ("", node):
+            continue  # whoever has taken its log over drains it, with what is staged
         areas = [(), *sorted(directory.areas_of(encoded))]
-        files = [
-            (area, name)
-            for area in areas
-            for name in directory.list_own((b"staging", encoded), area)
-        ]
+        files = _files(directory, encoded, areas, names)
         said += _kept(directory, encoded, areas)
-        for area, aside in (
-            (area, name.decode("utf-8", "backslashreplace"))
-            for area, name in files
-            if _is_aside(name)
-        ):
-            place = f"{_shown(directory, area)}/.acpfs/staging/{node}/{aside}"
-            said.append(
-                f"an exchange of two names was cut off: {place} is one of the two, move it back"
-            )
+        said += [
+            "an exchange of two names was cut off: "
+            f"{file.shown(directory)} is one of the two, move it back"
+            for file in files
+            if _is_aside(file.name)
+        ]
         if machine.hardware and record.get("hardware") == machine.hardware:
             _remove(directory, encoded, areas, files, clock)
         elif files:
             places = " and ".join(
-                f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files)
+                sorted({file.shown(directory).rpartition("/")[0] for file in files})
             )
             said.append(
                 f"node id {node} left {len(files)} staging files before a host named "
@@ -123,6 +121,48 @@ def clear(directory: BackingDirectory, machine: MachineId, clock: Clock) -> list
                 f"remove {places} if that was this machine"
             )
     return said
+
+
+class _Staged(NamedTuple):
+    """A staging file of a node that is no more."""
+
+    area: LowerPath
+    directory: bytes
+    """Name of the staging directory, of whichever term."""
+    name: bytes
+
+    def shown(self, directory: BackingDirectory) -> str:
+        """Where it is, for people."""
+        of = self.directory.decode("utf-8", "replace")
+        name = self.name.decode("utf-8", "backslashreplace")
+        return f"{_shown(directory, self.area)}/.acpfs/staging/{of}/{name}"
+
+
+def _by_node(names: list[bytes]) -> dict[bytes, list[bytes]]:
+    """Node ids, and what there is of each among the staging directories."""
+    found: dict[bytes, list[bytes]] = {}
+    for name in names:
+        found.setdefault(node_and_term(name)[0], []).append(name)
+    return found
+
+
+def _directories(
+    directory: BackingDirectory, node: bytes, area: LowerPath, names: list[bytes]
+) -> list[bytes]:
+    """Staging directories of a node in an area; `names`: those in the top."""
+    return _by_node(directory.list_own((b"staging",), area)).get(node, []) if area else names
+
+
+def _files(
+    directory: BackingDirectory, node: bytes, areas: list[LowerPath], names: list[bytes]
+) -> list[_Staged]:
+    found = []
+    for area in areas:
+        for of in _directories(directory, node, area, names):
+            with contextlib.suppress(NotADirectoryError):  # the bar that earlier terms leave
+                listed = directory.list_own((b"staging", of), area)
+                found += [_Staged(area, of, name) for name in listed]
+    return found
 
 
 def _record(directory: BackingDirectory, node: bytes) -> dict[str, object]:
@@ -165,25 +205,34 @@ def _remove(
     directory: BackingDirectory,
     node: bytes,
     areas: list[LowerPath],
-    files: list[tuple[LowerPath, bytes]],
+    files: list[_Staged],
     clock: Clock,
 ) -> None:
     """The directory of staging files at the top last: by it the next mount finds what is left to do
     where this one was cut off.
     """
-    for area, name in files:
-        if not _is_aside(name):
-            directory.remove_own((b"staging", node, name), area)
+    for file in files:
+        if not _is_aside(file.name):
+            directory.remove_own((b"staging", file.directory, file.name), file.area)
     for area in areas:
         with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
             directory.remove_own_directory((b"kept", node), area)
     _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"), clock)
-    if any(_is_aside(name) for _area, name in files):
+    if any(_is_aside(file.name) for file in files):
         return
     for area in reversed(areas[1:]):
-        directory.remove_own_directory((b"staging", node), area)
+        _remove_directories(directory, node, area)
     directory.remove_own((b"areas", node))
-    directory.remove_own_directory((b"staging", node))
+    directory.remove_claims(node)
+    _remove_directories(directory, node, ())
+
+
+def _remove_directories(directory: BackingDirectory, node: bytes, area: LowerPath) -> None:
+    for name in _by_node(directory.list_own((b"staging",), area)).get(node, []):
+        try:
+            directory.remove_own_directory((b"staging", name), area)
+        except NotADirectoryError:
+            directory.remove_own((b"staging", name), area)
 
 
 def _mark_gone(records: NodeRecords, node: str, clock: Clock) -> None:

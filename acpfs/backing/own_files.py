@@ -12,11 +12,18 @@ import stat
 import threading
 from collections import Counter
 
-from acpfs.backing.areas import OWN, decode, encode
+from acpfs.backing.areas import OWN, encode
 from acpfs.backing.entries import Entries
 from acpfs.backing.health import current_call
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.quirks import NO_DIRECTORY_SYNC, Features
+from acpfs.backing.terms import (
+    CLAIMS,
+    TermClaim,
+    newest_claim,
+    node_and_term,
+    registered_areas,
+)
 from acpfs.runtime.given import Runtime
 
 
@@ -51,15 +58,20 @@ class OwnFiles:
         """Roots of the areas that a node has made; not those that are not there, as what they were
         mounted on may be without them now.
         """
-        try:
-            text = self.read_own((b"areas", node)).decode("ascii", "replace")
-        except FileNotFoundError:
-            return set()
-        return {
-            root
-            for line in text.split("\n")
-            if line and (root := decode(line)) and self._entries.areas.is_area(root)
-        }
+        self._count("read own")
+        registered = registered_areas(self._entries.opener, node)
+        return {root for root in registered if self._entries.areas.is_area(root)}
+
+    def newest_claim(self, node: bytes) -> TermClaim | None:
+        """Who has claimed the log of a node last; None: it was never claimed."""
+        self._count("listdir own")
+        return newest_claim(self._entries.opener, node)
+
+    def remove_claims(self, node: bytes) -> None:
+        """Of a node whose log is no more."""
+        for name in self.list_own((CLAIMS,)):
+            if node_and_term(name)[0] == node:
+                self.remove_own((CLAIMS, name))
 
     def _register(self, roots: set[LowerPath]) -> None:
         self.write_own(

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from acpfs.backing.areas import OWN
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.quirks import Features, Trial, found_features, what_is_lacking
@@ -54,7 +53,7 @@ def _trial(directory: BackingDirectory) -> Iterator[Trial]:
     """A staging file that was written, flushed and renamed, which cannot be done without; whatever
     was made is removed at the end.
     """
-    path: LowerPath = (OWN, b"staging", directory.node_id.encode())
+    path = directory.staging_directory()
     name = f"probe-{directory.chance.token(6)}"
     with contextlib.ExitStack() as undo:
         file_fd = directory.create_staging(name)
