@@ -25,6 +25,7 @@ from acpfs.exchange.exchange_records import Availability, MemberAddress, Message
 from acpfs.logger import get_logger
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
+from acpfs.runtime.threads import Running
 
 PATIENCE_VARIABLE = "ACPFS_EXCHANGE_PATIENCE"
 """For tests: the same in seconds."""
@@ -34,6 +35,7 @@ GET_MAX_S = 20.0
 """So long a range may take; the process ends each by itself, unless it stands still."""
 FAILURES_MAX = 3
 LEFT_ALONE_S = 5.0
+END_WAIT_S = 2.0
 AGAIN_S = 1.0
 """Between the ends of a process and the begin of the next."""
 
@@ -139,6 +141,7 @@ class Exchange:
         self._loans: dict[int, Loan] = {}
         self._last_loan = 0
         self._trust: dict[str, _Trust] = {}
+        self._keeping: Running | None = None
         self.counts = ExchangeCounts()
 
     @property
@@ -156,7 +159,7 @@ class Exchange:
 
     def begin(self) -> None:
         """Have a process from now on."""
-        self._threads.start("exchange", self._keep_one)
+        self._keeping = self._threads.start("exchange", self._keep_one)
 
     def close(self) -> None:
         """The mount ends."""
@@ -168,6 +171,8 @@ class Exchange:
             end.close()
         if child is not None:
             child.kill()
+        if self._keeping is not None:
+            self._keeping.end(END_WAIT_S)  # what it asks of the lender comes before that one ends
         for listener in self._place.listeners:
             listener.close()
 
@@ -177,7 +182,8 @@ class Exchange:
                 self._run_one()
             except OSError as error:
                 log.warning("the exchange process cannot be started", error=str(error))
-            self._end_loans()
+            if not self._stopping.is_set():
+                self._end_loans()
             if self._stopping.wait(AGAIN_S):
                 return
             log.warning("the exchange process has ended: another one begins")

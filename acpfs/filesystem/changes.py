@@ -412,6 +412,8 @@ class Changes:
         if op.kind is OpKind.STORE:
             self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
+        if node is not None and op.kind is OpKind.STORE and op.ino in self._table:
+            self._contents.stored(node)
         self._catalogue.done(op, persisted=True)
 
     def dropped(self, op: Op) -> None:

@@ -129,7 +129,9 @@ class Lending:
     def _whole(self, node: Node) -> TierId:
         """The tier file that has all of it, and that nobody can write to; 0: there is none."""
         clean = self._mending.clean(node.ino)
-        return clean.tier_id if clean is not None and self._contents.is_quiet(node) else NO_TIER
+        if clean is None or not self._contents.is_as_stored(node):
+            return NO_TIER
+        return clean.tier_id if self._contents.is_quiet(node) else NO_TIER
 
     def _is_busy(self) -> bool:
         return self._log.unstored_bytes > BUSY_BYTES or self._tier.waiting() > 0

@@ -111,6 +111,36 @@ def test_what_somebody_has_changed_on_the_storage_is_not_given_for_it(tmp_path: 
     run(tmp_path, scenario)
 
 
+@clause("S543")
+@pytest.mark.parametrize("change", ["mode", "name", "mode, over another member's file"])
+def test_a_new_name_or_mode_is_the_same_file_and_another_ones_is_not(
+    tmp_path: Path, change: str
+) -> None:
+    """Another member puts its own there just before this one has changed the mode: what lies there
+    then is not what RAM has, whatever this one takes it for.
+    """
+
+    async def scenario(w: World) -> None:
+        data = await stored(w)
+        ino = (await w.do(w.fs.lookup(ROOT, b"model"))).ino
+        name = "model"
+        if change == "name":
+            name = "renamed"
+            await w.do(w.fs.rename(ROOT, b"model", ROOT, b"renamed", 0))
+        else:
+            if change != "mode":
+                (w.backing / "theirs").write_bytes(os.urandom(SIZE))
+                (w.backing / "theirs").rename(w.backing / "model")
+            await w.do(w.fs.setattr(ino, AttributeChange(mode=0o600), None, CALLER))
+        await w.drained()
+        loan = lend(w, version(w, name))
+        assert (loan is None) == (change not in ("mode", "name"))
+        if loan is not None:
+            assert lent_bytes(w, loan, 0, MIB) == (data[:MIB], True)
+
+    run(tmp_path, scenario)
+
+
 async def _writes(w: World, ino: Ino) -> None:
     opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
     await w.do(w.fs.write(opened.handle, 0, b"x" * MIB))

@@ -40,3 +40,16 @@ def test_what_was_found_without_writers_is_so_until_one_may_come() -> None:
     assert lent.is_quiet(ONE)
     lent.spoil(ONE)
     assert not lent.is_quiet(ONE)
+
+
+@clause("S543")
+def test_bytes_are_vouched_for_as_what_they_were_stored_as() -> None:
+    """A rename or a mode changes the ctime; another member's file in that place anything."""
+    lent = Lent()
+    assert not lent.is_vouched(ONE, (1, 2, 3, 4))
+    lent.vouch(ONE, (1, 2, 3, 4))
+    assert lent.is_vouched(ONE, (1, 2, 3, 99))
+    for other in ((9, 2, 3, 4), (1, 9, 3, 4), (1, 2, 9, 4)):
+        assert not lent.is_vouched(ONE, other)
+    lent.spoil(ONE)
+    assert not lent.is_vouched(ONE, (1, 2, 3, 4))

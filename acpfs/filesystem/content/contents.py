@@ -171,6 +171,7 @@ class Contents:
                     self.kernel.resume(node)
                 body.close()
                 self.retention.settle(node)
+                self.stored(node)
             elif body.tier:
                 self.retention.settle(node)
         self._versions.remove_unused()
@@ -213,6 +214,20 @@ class Contents:
         node.blocks = -(-taken // BLOCK_BYTES)
         self._put(node, in_ram(tier_id))
         self.retention.settle(node)
+
+    def stored(self, node: Node) -> None:
+        """A version was stored: whether what RAM has is that, and as such may be given to others.
+
+        Also after what was read from the backing directory became the content.
+        """
+        has_newer = any(op.version is not None for op in self._log.pending_of(node.ino))
+        if (
+            node.identity is not None
+            and node.body.is_whole_in_ram
+            and node.body.is_clean
+            and not has_newer
+        ):
+            self._fills.lent.vouch(node.body.tier, node.identity)
 
     def adopt_version(self, node: Node, version: Version) -> None:
         """Give a node the content of a version that is not persisted yet; it may have the first
@@ -322,6 +337,11 @@ class Contents:
         if not tier_id or self._tier.is_lost(tier_id):
             return False
         return self._has_writers(tier_id, node.body)
+
+    def is_as_stored(self, node: Node) -> bool:
+        """Whether the content is known to be what the node's identity says."""
+        identity = node.identity
+        return identity is not None and self._fills.lent.is_vouched(node.body.tier, identity)
 
     def is_quiet(self, node: Node) -> bool:
         """Whether nobody can write to the content's tier file before he opens the file anew.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from acpfs.types import TierId
 
+Identity = tuple[int, int, int, int]
+
 
 @dataclass(slots=True, eq=False)
 class LentBytes:
@@ -31,6 +33,24 @@ class Lent:
         begin to since.
         """
 
+        self._stored: dict[TierId, Identity] = {}
+        """What the backing directory's entry looked like when these bytes were stored as it, or
+        read from it.
+        """
+
+    def vouch(self, tier_id: TierId, identity: Identity) -> None:
+        """These bytes are what lies on the backing directory and looks like that."""
+        self._stored[tier_id] = identity
+
+    def is_vouched(self, tier_id: TierId, identity: Identity) -> bool:
+        """Whether that is so for an entry that looks like this.
+
+        A new name or mode changes the ctime alone. Where anything else is another, somebody may
+        have put his own there before we looked at what we had changed.
+        """
+        stored = self._stored.get(tier_id)
+        return stored is not None and stored[:3] == identity[:3]
+
     def found_quiet(self, tier_id: TierId) -> None:
         """Nobody can write to it now, but who opens the file anew."""
         self._quiet.add(tier_id)
@@ -48,6 +68,7 @@ class Lent:
     def spoil(self, tier_id: TierId) -> None:
         """They may change from now on, or be gone."""
         self._quiet.discard(tier_id)
+        self._stored.pop(tier_id, None)
         if self._out:  # nearly never
             for lent in self._out.pop(tier_id, ()):
                 lent.is_same = False

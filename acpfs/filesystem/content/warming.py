@@ -192,6 +192,7 @@ class Warming:
             self._tier.remove(tier_id)
         else:
             self._contents.adopt(node, tier_id)
+            self._contents.stored(node)
             self._came(size)
 
     async def _verify(self, node: Node) -> None:
@@ -560,6 +561,7 @@ class Warming:
         self._tier.settle(coming.tier_id)
         self._tier.release(coming.fill.size)
         self._contents.adopt(node, coming.tier_id)
+        self._contents.stored(node)
         self._came(node.size)
 
     def _came(self, size: int) -> None:

@@ -795,7 +795,9 @@ class Cluster:
 
     def live_records(self) -> list[NodeRecord]:
         """Of other members that live, as they were last read. Thread-safe."""
-        records = [peer.record for peer in list(self._peers.values())]
+        terms = self.terms()
+        peers = [peer for peer in list(self._peers.values()) if not peer.is_missing(terms)]
+        records = [peer.record for peer in peers]
         return [one for one in records if one is not None and one.state is NodeState.LIVE]
 
     def record_anew(self, node: str) -> Future[NodeRecord | None]:
