@@ -31,10 +31,16 @@ PATIENCE_VARIABLE = "ACPFS_EXCHANGE_PATIENCE"
 """For tests: the same in seconds."""
 PATIENCE_S = float(os.environ.get(PATIENCE_VARIABLE, "0.3"))
 """So long a member may say nothing to whoever reads."""
+HAS_PATIENCES = 4
+"""One more than the process takes for a question to a member that is gone, by its connection."""
 GET_MAX_S = 20.0
 """So long a range may take; the process ends each by itself, unless it stands still."""
 FAILURES_MAX = 3
 LEFT_ALONE_S = 5.0
+SILENT_MAX = 3
+"""A process that does not answer so often in a row, though it ends each wait by itself, stands
+still: another one takes its place.
+"""
 END_WAIT_S = 2.0
 AGAIN_S = 1.0
 """Between the ends of a process and the begin of the next."""
@@ -142,6 +148,7 @@ class Exchange:
         self._last_loan = 0
         self._trust: dict[str, _Trust] = {}
         self._keeping: Running | None = None
+        self._silent = 0
         self.counts = ExchangeCounts()
 
     @property
@@ -293,7 +300,7 @@ class Exchange:
         asked = self._asked({"do": "has", "to": to.told(), "file": file.told()}, ())
 
         def answer() -> Availability:
-            return Availability.heard(self._answer(to, *asked, 3 * PATIENCE_S).said)
+            return Availability.heard(self._answer(to, *asked, HAS_PATIENCES * PATIENCE_S).said)
 
         return answer
 
@@ -346,12 +353,24 @@ class Exchange:
             answer = end.wait(number, future, timeout_s)
         except ExchangeGoneError as error:
             raise MemberFailedError(str(error)) from error
+        self._heard(answer)
         if answer is None or "failed" in answer.said:
             self._fails(to.node)
             raise MemberFailedError("no answer" if answer is None else answer.said["failed"])
         with self._lock:
             self._trust.pop(to.node, None)
         return answer
+
+    def _heard(self, answer: Answer | None) -> None:
+        """Whether the process itself is well."""
+        with self._lock:
+            self._silent = 0 if answer is not None else self._silent + 1
+            if self._silent < SILENT_MAX or self._child is None:
+                return
+            self._silent = 0
+            child = self._child
+        log.warning("the exchange process stands still: another one takes its place")
+        child.kill()
 
     def _fails(self, node: str) -> None:
         with self._lock:

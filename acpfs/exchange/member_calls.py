@@ -24,6 +24,8 @@ LINKS_MAX = 2
 """
 STALE_S = 20.0
 """A connection that was not used for so long is made anew: the other side ends it at some time."""
+CONNECTS = 2
+"""So many times the patience with a word that is awaited: a handshake takes several, and keys."""
 TURN_S = 5.0
 """So long a range waits for one of these connections."""
 
@@ -120,7 +122,7 @@ class MemberCalls:
                     return link
                 link.close()
         try:
-            return MemberLink.called(self._own, to, patience_s)
+            return MemberLink.called(self._own, to, CONNECTS * patience_s)
         except BaseException:
             self._left(to, None)
             raise

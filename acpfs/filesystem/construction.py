@@ -325,7 +325,7 @@ class FileSystemParts:
             self._pools.requests,
             self._pools.fills,
             self.fills,
-            Members(self._around.members),
+            Members(self._around.members, runtime.clock),
         )
         self.ahead = PagesAhead(
             self.tier,

@@ -20,11 +20,13 @@ from acpfs.exchange.exchange_records import (
 )
 from acpfs.filesystem.content.from_members import (
     GROUP_MAX,
+    RESTS_S,
     FromMembers,
     Members,
     group_of,
     owners,
 )
+from tests.rig.runtime import REAL, clock_of
 
 clause = pytest.mark.clause
 FILE = VersionName(b"run/model", 7, 100 * PART_BYTES, 11, 13)
@@ -38,6 +40,21 @@ def address(node: str) -> MemberAddress:
 def seen(file: VersionName) -> LowerStat:
     """How the storage shows it."""
     return LowerStat(file.ino, 0o100644, 1, 0, 0, 0, file.size, 0, 0, file.mtime_ns, file.ctime_ns)
+
+
+class Time:
+    """Stands still."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def now(self) -> float:
+        return self.s
+
+
+def of(others: Others, time: Time | None = None) -> FromMembers:
+    """The file, for `n0`."""
+    return FromMembers(others, FILE, clock_of((time or Time()).now))
 
 
 class Others:
@@ -116,7 +133,7 @@ def test_who_has_it_whole_is_asked_for_all() -> None:
     others = Others(
         n1=Availability(Has.WHOLE), n2=Availability(Has.COMING), n3=Availability(Has.NO)
     )
-    members = FromMembers(others, FILE)
+    members = of(others)
     for part in range(100):
         found = members.get(seen(FILE), part * PART_BYTES, 1 << 20)
         assert found is not None
@@ -127,7 +144,7 @@ def test_who_has_it_whole_is_asked_for_all() -> None:
 @clause("S540")
 def test_two_that_have_it_share_the_work() -> None:
     others = Others(n1=Availability(Has.WHOLE), n2=Availability(Has.WHOLE))
-    members = FromMembers(others, FILE)
+    members = of(others)
     for part in range(100):
         members.get(seen(FILE), part * PART_BYTES, 1 << 20)
     assert {node for node, _offset in others.got} == {"n1", "n2"}
@@ -136,7 +153,7 @@ def test_two_that_have_it_share_the_work() -> None:
 @clause("S541")
 def test_parts_that_are_this_members_own_are_read_from_the_storage() -> None:
     others = Others(n1=Availability(Has.COMING), n2=Availability(Has.COMING))
-    members = FromMembers(others, FILE)
+    members = of(others)
     own = members.own_parts(100)
     for part in range(100):
         found = members.get(seen(FILE), part * PART_BYTES, 1 << 20)
@@ -149,7 +166,7 @@ def test_parts_that_are_this_members_own_are_read_from_the_storage() -> None:
 def test_what_a_reader_has_already_is_not_read_again() -> None:
     """Also where it belongs to this member: who came later."""
     others = Others(n1=Availability(Has.COMING, parts=(1 << 100) - 1))
-    members = FromMembers(others, FILE)
+    members = of(others)
     assert members.own_parts(100) == []
     assert all(members.get(seen(FILE), part * PART_BYTES, 1) is not None for part in range(100))
 
@@ -157,7 +174,7 @@ def test_what_a_reader_has_already_is_not_read_again() -> None:
 @clause("S541")
 def test_who_begins_later_takes_over_his_share() -> None:
     others = Others(n1=Availability(Has.NO))
-    members = FromMembers(others, FILE)
+    members = of(others)
     assert members.get(seen(FILE), 0, 1) is None
     assert others.got == []
     before = members.changes
@@ -169,19 +186,23 @@ def test_who_begins_later_takes_over_his_share() -> None:
 @clause("S542")
 def test_a_member_that_does_not_answer_costs_one_try() -> None:
     others = Others(n1=Availability(Has.WHOLE), n2=Availability(Has.NO))
-    members = FromMembers(others, FILE)
+    time = Time()
+    members = of(others, time)
     assert members.get(seen(FILE), 0, 1) is not None
     others.holdings["n1"] = None
     assert [members.get(seen(FILE), part * PART_BYTES, 1) for part in range(10)] == [None] * 10
     assert len(others.got) == 2
     members.joined("n1")
-    assert members.get(seen(FILE), 0, 1) is None, "it had its chance with this file"
+    assert members.get(seen(FILE), 0, 1) is None, "it rests"
+    others.holdings["n1"] = Availability(Has.WHOLE)
+    time.s += RESTS_S
+    assert members.get(seen(FILE), 0, 1) is not None
 
 
 @clause("S542")
 def test_one_that_is_silent_when_it_is_asked_is_asked_for_nothing() -> None:
     others = Others(n1=None, n2=Availability(Has.WHOLE))
-    members = FromMembers(others, FILE)
+    members = of(others)
     assert all(members.get(seen(FILE), part * PART_BYTES, 1) is not None for part in range(20))
     assert {node for node, _offset in others.got} == {"n2"}
 
@@ -189,7 +210,7 @@ def test_one_that_is_silent_when_it_is_asked_is_asked_for_nothing() -> None:
 @clause("S540")
 def test_what_has_left_ram_there_is_not_asked_for_again() -> None:
     others = Others(n1=Availability(Has.WHOLE))
-    members = FromMembers(others, FILE)
+    members = of(others)
     assert members.get(seen(FILE), 0, 1) is not None
     others.holdings["n1"] = Availability(Has.NO)
     assert members.get(seen(FILE), 0, 1) is None
@@ -202,13 +223,15 @@ def test_what_has_left_ram_there_is_not_asked_for_again() -> None:
 def test_a_file_that_is_another_one_by_now_is_read_from_the_storage(field: str) -> None:
     others = Others(n1=Availability(Has.WHOLE))
     now = seen(FILE)._replace(**{field: 99})
-    assert FromMembers(others, FILE).get(now, 0, 1) is None
+    assert of(others).get(now, 0, 1) is None
     assert others.asked == []
 
 
 def test_without_others_nobody_is_asked() -> None:
-    assert not Members(None).are_there()
-    assert Members(None).of((b"model",), FILE.identity()) is None
-    assert not Members(Others()).are_there()
-    made = Members(Others(n1=Availability(Has.NO))).of((b"run", b"model"), FILE.identity())
+    assert not Members(None, REAL.clock).are_there()
+    assert Members(None, REAL.clock).of((b"model",), FILE.identity()) is None
+    assert not Members(Others(), REAL.clock).are_there()
+    made = Members(Others(n1=Availability(Has.NO)), REAL.clock).of(
+        (b"run", b"model"), FILE.identity()
+    )
     assert made is not None

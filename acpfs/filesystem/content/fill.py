@@ -26,7 +26,7 @@ from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.lower import Lower, LowerStat, Note
 from acpfs.backing.progress import Progress
 from acpfs.checksum import Checksum
-from acpfs.exchange.exchange_records import PART_BYTES
+from acpfs.exchange.exchange_records import GET_BYTES_MAX, PART_BYTES
 from acpfs.filesystem.content.from_members import FromMembers
 from acpfs.filesystem.content.lent import Lent
 from acpfs.ram.ladder import Rung
@@ -40,6 +40,8 @@ RUN_PIECES = 2
 four readers share the end of a file; `bench.warm_reads` holds the whole against dd.
 """
 PART_PIECES = PART_BYTES // PIECE_BYTES
+SHARED_RUN_PIECES = GET_BYTES_MAX // PIECE_BYTES
+"""The same where other members may have them: a range costs them and us a few messages."""
 READERS = 4
 """Threads that read one file ahead."""
 _MISSING = 0
@@ -337,7 +339,8 @@ class Fill:
                 return 0, 0
             end = first
             # not into the next part, which may belong to another member
-            most = min(self._count, first + RUN_PIECES, first - first % PART_PIECES + PART_PIECES)
+            run = RUN_PIECES if self.members is None else SHARED_RUN_PIECES
+            most = min(self._count, first + run, first - first % PART_PIECES + PART_PIECES)
             while end < most and self._state[end] == _MISSING:
                 self._begin(end)
                 end += 1

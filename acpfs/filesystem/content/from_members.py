@@ -6,7 +6,7 @@ of 8 MiB belongs to one of those who read the file, by a hash that all of them k
 part from the storage, and the others get it there. So the storage is read once, whoever comes, and
 nobody has to agree on anything: where two differ about who that is, a part is read twice.
 
-Whoever does not answer is asked for nothing more of this file. Thread-safe.
+Whoever does not answer is left alone for a while. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from acpfs.exchange.exchange_records import (
     MemberAddress,
     VersionName,
 )
+from acpfs.runtime.clock import Clock
 
 GROUP_MAX = 32
 """So many members share what they read: the storage is read once for each group."""
+RESTS_S = 5.0
+"""So long a member that did not answer is asked for nothing more of the file."""
 TRIES_MAX = 2
 """Members that are asked for a range before the storage is."""
 
@@ -75,16 +78,17 @@ def owners(file: VersionName, part: int, nodes: Iterable[str]) -> list[str]:
 class FromMembers:
     """For one version of one file."""
 
-    def __init__(self, source: MemberSource, file: VersionName) -> None:
+    def __init__(self, source: MemberSource, file: VersionName, clock: Clock) -> None:
         self._source = source
         self._file = file
+        self._now = clock.now
         self._lock = threading.Lock()
         self._learning = threading.Lock()
         self._has: dict[str, Has] = {}
         self._parts: dict[str, int] = {}
         """Member → parts that it had when it was asked."""
         self._others: dict[str, MemberAddress] = {}
-        self._failed: set[str] = set()
+        self._rests_until: dict[str, float] = {}
         self._is_known = False
         self.changes = 0
         """Grows when somebody else has the file, or has not any more."""
@@ -92,7 +96,7 @@ class FromMembers:
     def joined(self, node: str) -> None:
         """Another member reads the file, too. Never waits."""
         with self._lock:
-            if node not in self._failed and self._has.get(node, Has.NO) is Has.NO:
+            if self._has.get(node, Has.NO) is Has.NO:
                 self._has[node] = Has.COMING
                 self.changes += 1
 
@@ -127,9 +131,15 @@ class FromMembers:
 
     def _candidates(self, part: int) -> list[str]:
         """Whom to ask for it; nobody: it is this member's own."""
+        now = self._now()
         with self._lock:
-            whole = [node for node, has in self._has.items() if has is Has.WHOLE]
-            coming = [node for node, has in self._has.items() if has is Has.COMING]
+            awake = [
+                (node, has)
+                for node, has in self._has.items()
+                if self._rests_until.get(node, now) <= now
+            ]
+            whole = [node for node, has in awake if has is Has.WHOLE]
+            coming = [node for node, has in awake if has is Has.COMING]
             whole += [node for node in coming if self._parts.get(node, 0) >> part & 1]
         own = self._source.node
         ranked = owners(self._file, part, [*coming, own])
@@ -146,14 +156,14 @@ class FromMembers:
         try:
             fd = self._source.get(to, self._file, offset, size)
         except MemberFailedError:
-            self._forget(node, has_failed=True)
+            self._rests(node)
             return None
         if fd >= 0:
             return Range(fd, node)
         with self._lock:
             is_whole = self._has.get(node) is Has.WHOLE
         if is_whole:  # it has left RAM there, or gives nothing now
-            self._forget(node, has_failed=False)
+            self._forget(node)
         return None
 
     def _look_up(self, node: str) -> MemberAddress | None:
@@ -163,12 +173,15 @@ class FromMembers:
                 self._others[node] = found
         return found
 
-    def _forget(self, node: str, *, has_failed: bool) -> None:
+    def _forget(self, node: str) -> None:
         with self._lock:
             self._has[node] = Has.NO
             self.changes += 1
-            if has_failed:
-                self._failed.add(node)
+
+    def _rests(self, node: str) -> None:
+        with self._lock:
+            self._rests_until[node] = self._now() + RESTS_S
+            self.changes += 1
 
     def _learn(self) -> None:
         """Ask all once, all at the same time; whoever needs the answers waits for them."""
@@ -194,7 +207,8 @@ class FromMembers:
         try:
             holding = answer()
         except MemberFailedError:
-            self._forget(node, has_failed=True)
+            self._forget(node)
+            self._rests(node)
             return
         has = holding.has
         with self._lock:
@@ -208,9 +222,10 @@ class FromMembers:
 class Members:
     """Of one mount."""
 
-    def __init__(self, source: MemberSource | None) -> None:
+    def __init__(self, source: MemberSource | None, clock: Clock) -> None:
         """None: bytes come from the storage alone."""
         self._source = source
+        self._clock = clock
 
     def are_there(self) -> bool:
         """Whether anybody can be asked."""
@@ -220,4 +235,4 @@ class Members:
         """Where a version's bytes may come from; None: from the storage alone."""
         if self._source is None or path is None:
             return None
-        return FromMembers(self._source, VersionName(b"/".join(path), *identity))
+        return FromMembers(self._source, VersionName(b"/".join(path), *identity), self._clock)
