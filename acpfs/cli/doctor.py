@@ -21,20 +21,34 @@ from acpfs.errors import ExitCode
     "--spill", type=FILE_PATH, metavar="DIR", help="Also check this directory as a spill tier."
 )
 @click.option(
+    "--second",
+    type=FILE_PATH,
+    metavar="DIR",
+    help="BACKING by another mount of its file system: are late calls of one client refused there?",
+)
+@click.option(
     "--fix",
     "as_script",
     is_flag=True,
     help="Print commands that repair what can be repaired; runs nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def command(backing: Path | None, spill: Path | None, as_script: bool, as_json: bool) -> int:
+def command(
+    backing: Path | None,
+    spill: Path | None,
+    second: Path | None,
+    as_script: bool,
+    as_json: bool,
+) -> int:
     """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.
 
     Exit code 6: a mount would not work here.
     """
     from acpfs.mounting.doctor import examine, script
 
-    findings = examine(backing, spill)
+    if second is not None and backing is None:
+        raise click.UsageError("--second needs BACKING")
+    findings = examine(backing, spill, second)
     if as_json:
         show.print_json(
             [

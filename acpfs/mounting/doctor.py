@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.late_calls import LateCalls, try_late_calls
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Transport
 from acpfs.errors import AcpfsError, MachineError
@@ -108,8 +109,13 @@ def script(findings: Iterable[Finding]) -> str:
     return "\n\n".join(parts) if parts else "# nothing to mend"
 
 
-def examine(backing: Path | None, spill: Path | None = None) -> list[Finding]:
-    """All findings; a subject whose examination fails is a bad one."""
+def examine(
+    backing: Path | None, spill: Path | None = None, second: Path | None = None
+) -> list[Finding]:
+    """All findings; a subject whose examination fails is a bad one.
+
+    `second`: another mount of the backing directory's file system, as a second client of it.
+    """
     subjects: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("kernel", _kernel),
         ("fuse", _fuse),
@@ -124,6 +130,7 @@ def examine(backing: Path | None, spill: Path | None = None) -> list[Finding]:
     ]
     if backing is not None:
         subjects.append(("backing directory", lambda: _backing(backing)))
+        subjects.append(("late calls", lambda: _late_calls(backing, second)))
     if spill is not None:
         subjects.append(("spill directory", lambda: _spill(spill, backing)))
     findings: list[Finding] = []
@@ -442,6 +449,42 @@ def _backing(backing: Path) -> list[Finding]:
     findings += _room(backing, space)
     findings += [Finding("backing directory", "note", note) for note in report.notes]
     return [*findings, *(_inherited_acls() if report.features.acls else []), _locks()]
+
+
+def _late_calls(backing: Path, second: Path | None) -> list[Finding]:
+    """Whether a node's log could be taken over there, with what its storage client still holds."""
+
+    def look() -> LateCalls | None:
+        check_backing(backing)
+        if _lacking(os.statvfs(backing)):
+            return None
+        try:
+            return try_late_calls(backing, second or backing, real_runtime().chance)
+        finally:
+            _tidy(backing / ".acpfs")
+
+    found = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
+    if found is None:
+        return []
+    how = (
+        f"made through {second}"
+        if second is not None
+        else "made through the same mount; --second names another one, as another client has it"
+    )
+    if found.are_refused:
+        text = (
+            f"what comes late through a removed staging directory is refused (the fence was {how})"
+        )
+        return [Finding("late calls", "ok", text)]
+    parts = [
+        *([f"carried out: {', '.join(found.carried_out)}"] if found.carried_out else []),
+        *([f"not clear: {', '.join(found.unclear)}"] if found.unclear else []),
+    ]
+    text = (
+        f"what comes late through a removed staging directory is {'; '.join(parts)} "
+        f"(the fence was {how}): nobody may take over a node's log here unless its machine is off"
+    )
+    return [Finding("late calls", "note", text)]
 
 
 def _room(backing: Path, space: os.statvfs_result) -> list[Finding]:

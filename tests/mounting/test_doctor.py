@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.backing import late_calls as late
 from acpfs.mounting import doctor, transports
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.transport.native.protocol import InitFlag
 from acpfs.transport.native.serve import MASK_VARIABLE
+from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import mounts_below
 
 pytestmark = [
@@ -37,6 +39,7 @@ SUBJECTS = {
     "mount helper",
     "backing directory",
     "room",
+    "late calls",
 }
 
 
@@ -88,6 +91,61 @@ def test_a_kernel_that_lacks_things_is_told_with_what_it_costs(tmp_path: Path) -
     )
     assert "resending" in found["fuse features"]["text"]
     assert "sysctl fs.fuse.max_pages_limit" in found["requests"]["text"]
+
+
+def late_calls(backing: Path, second: Path | None = None) -> tuple[str, str]:
+    (found,) = (
+        finding
+        for finding in doctor.examine(backing, second=second)
+        if finding.subject == "late calls"
+    )
+    assert not (backing / ".acpfs").exists()
+    return found.verdict, found.text
+
+
+def set_aside(there: Path) -> None:
+    """No fence: the directory goes on under its number."""
+    (there / "later").mkdir()
+    os.rename(there / "earlier/staged", there / "later/staged")
+    os.rename(there / "earlier", there / "aside")
+
+
+@pytest.mark.clause("S555")
+def test_whether_late_calls_are_refused_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backing = tmp_path / "backing"
+    second = tmp_path / "second"
+    for directory in (backing, second):
+        directory.mkdir()
+    verdict, text = late_calls(backing)
+    assert (verdict, "is refused" in text, "--second" in text) == ("ok", True, True)
+    verdict, text = late_calls(backing, second)
+    assert (verdict, "is no other mount of" in text) == ("bad", True)
+    subprocess.run(["mount", "--bind", backing, second], check=True)
+    try:
+        verdict, text = late_calls(backing, second)
+        assert (verdict, f"made through {second}" in text) == ("ok", True)
+        # As a storage would answer for which a removed directory goes on.
+        monkeypatch.setattr(late, "_fence", set_aside)
+        verdict, text = late_calls(backing, second)
+        assert (verdict, "a store" in text) == ("note", False)
+        assert "carried out: a removal, a new file" in text
+        # And one for which the file that was moved is where it was.
+        monkeypatch.setattr(late, "_fence", lambda _there: None)
+        verdict, text = late_calls(backing, second)
+        assert "carried out: a store, a removal, a new file" in text
+        assert "nobody may take over a node's log here" in text
+    finally:
+        subprocess.run(["umount", "-l", second], check=True)
+
+
+@pytest.mark.clause("S555")
+def test_late_calls_of_a_fuse_client_are_tried_against_the_storage_below(
+    fault_fs: FaultFs,
+) -> None:
+    verdict, text = late_calls(fault_fs.path, fault_fs.source)
+    assert verdict == "ok", text
 
 
 def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
