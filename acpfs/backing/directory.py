@@ -154,7 +154,7 @@ class BackingDirectory(OwnFiles):
         if not path:
             with top_exists():
                 return lower_stat(os.fstat(self._root_fd))
-        with self._entries.parent(path) as (dir_fd, name):
+        with self._entries.parent(path, looks=True) as (dir_fd, name):
             return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
 
     def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
@@ -180,6 +180,7 @@ class BackingDirectory(OwnFiles):
         self._count("listdir")
         if path:
             found = self._list(path)
+            self._entries.check_term(path)
             has_own = any(entry.name == OWN for entry in found) and self._is_own(path)
             return [entry for entry in found if entry.name != OWN] if has_own else found
         with top_exists():
@@ -616,7 +617,7 @@ class BackingDirectory(OwnFiles):
         found: list[str] = []
         for root in [(), *sorted(self._entries.areas.known())]:
             with contextlib.suppress(FileNotFoundError):
-                listed = self.listdir((*root, *self._entries.staging))
+                listed = self._list((*root, *self._entries.staging))
                 found += [staging_name(os.fsdecode(entry.name), root) for entry in listed]
         return found
 

@@ -105,10 +105,14 @@ class Entries:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     @contextlib.contextmanager
-    def parent(self, path: LowerPath, *, own: bool = False) -> Iterator[tuple[int, bytes]]:
+    def parent(
+        self, path: LowerPath, *, own: bool = False, looks: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
         """Descriptor of the directory that holds an entry, and the entry's name.
 
-        `own`: all of `.acpfs` can be reached.
+        `own`: all of `.acpfs` can be reached. `looks`: it is only looked whether a staging file is
+        still there: after each rename it is not, and that must cost no further question. Who takes
+        that for a loss lists the directory first (`check_term`).
 
         Raises:
             OSError: EBUSY for the backing directory itself, EINVAL for what is no name, and what
@@ -123,7 +127,7 @@ class Entries:
             return
         at = -1 if own else self._staging_at(path)
         if at >= 0:
-            with self._in_staging(path, at) as found:
+            with self._in_staging(path, at, looks=looks) as found:
                 yield found
             return
         with self._opened(path[:-1]) as fd:
@@ -153,7 +157,9 @@ class Entries:
         return at if path[at : at + 3] == self.staging and len(path) > at + 3 else -1
 
     @contextlib.contextmanager
-    def _in_staging(self, path: LowerPath, at: int) -> Iterator[tuple[int, bytes]]:
+    def _in_staging(
+        self, path: LowerPath, at: int, *, looks: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
         """As `parent`. An entry that is missing is missing only where the directory is there."""
         name = self.terms.name()
         try:
@@ -166,12 +172,26 @@ class Entries:
                         fd = opened.enter_context(self._opened(directory))
                     yield fd, path[-1]
         except FileNotFoundError:
-            self._check_staging(path, at, name)
+            if not looks:
+                self._check_staging(path, at, name)
             raise
         except OSError as error:
             if error.errno == errno.ESTALE:
                 self._check_staging(path, at, name)
             raise
+
+    def check_term(self, directory: LowerPath) -> None:
+        """After a listing: what is not in a staging directory is missing only if nobody takes the
+        log over, and the term is still the one that was listed.
+
+        Raises:
+            OSError: as `NodeTerms.look`; ESTALE: another term has begun.
+        """
+        if directory[-3:] == self.staging:
+            name = self.terms.name()
+            self.terms.look()
+            if self.terms.name() != name:
+                raise OSError(errno.ESTALE, "the staging directory was moved")
 
     def _check_staging(self, path: LowerPath, at: int, name: bytes) -> None:
         """Something was not found in the staging directory: somebody may be taking the log over,

@@ -29,6 +29,7 @@ from acpfs.backing.terms import (
     node_and_term,
 )
 from acpfs.errors import RefusedError
+from acpfs.writeback.evidence import absence
 from tests.rig.runtime import REAL
 
 NODE = "a.1"
@@ -213,8 +214,36 @@ def test_a_file_that_a_fence_has_just_moved_is_not_missing(tmp_path: Path) -> No
     terms = adopter(tmp_path)
     assert terms._claim(1)
     os.rename(tmp_path / ".acpfs/staging" / NODE / "x", tmp_path / "moved")
-    with pytest.raises(SupersededError):
-        directory.lstat(directory.staging_path("x"))
+    path = directory.staging_path("x")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: absence.make_sure(directory, path),
+        lambda: directory.rename(path, (b"f",)),
+        lambda: directory.open_staging("x"),
+    )
+    for call in calls:
+        directory._entries.terms._superseded = None
+        with pytest.raises(SupersededError):
+            call()
+    directory.disconnect()
+
+
+@clause("S553")
+def test_a_look_after_a_rename_asks_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made for each stored file, and each question is a round trip."""
+    directory = BackingDirectory(tmp_path, NODE, REAL)
+    stage(directory, "x")
+    path = directory.staging_path("x")
+    directory.rename(path, (b"f",))
+    asked: list[object] = []
+    opener = directory._entries.opener
+    monkeypatch.setattr(opener, "open", lambda *words: asked.append(words))
+    with pytest.raises(FileNotFoundError):
+        directory.lstat(path)
+    assert asked == []
+    monkeypatch.undo()
+    absence.make_sure(directory, path)
     directory.disconnect()
 
 
