@@ -24,6 +24,10 @@ LINKS_MAX = 2
 """
 STALE_S = 20.0
 """A connection that was not used for so long is made anew: the other side ends it at some time."""
+WORDS_MAX_S = 10.0
+"""So long a member may say that a range will come; it says so for half that time."""
+RANGE_MAX_S = 5.0
+"""A member that takes longer for the bytes of a range is slower than any storage."""
 CONNECTS = 2
 """So many times the patience with a word that is awaited: a handshake takes several, and keys."""
 TURN_S = 5.0
@@ -64,8 +68,11 @@ class MemberCalls:
         with self._link(to, patience_s) as link:
             link.limit(patience_s)
             link.send({"do": "get", "file": file.told(), "offset": offset, "size": size})
+            until = time.monotonic() + WORDS_MAX_S
             said = link.receive()
             while said.get("wait") is True:
+                if time.monotonic() >= until:
+                    raise LinkFailedError("it says that the bytes come, and they do not")
                 said = link.receive()
             if said.get("size") != size:
                 return -1
@@ -73,7 +80,7 @@ class MemberCalls:
             try:
                 os.ftruncate(memory, size)
                 with mmap.mmap(memory, size) as mapped, memoryview(mapped) as view:
-                    link.receive_into(view)
+                    link.receive_into(view, RANGE_MAX_S)
                 link.send({"do": "same"})
                 is_same = link.receive().get("same") is True
             except BaseException:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import math
 import os
 import select
 import socket
@@ -175,22 +176,24 @@ class MemberLink:
             self._fill(view)
         return bytes(found)
 
-    def _fill(self, view: memoryview) -> None:
+    def _fill(self, view: memoryview, until: float = math.inf) -> None:
         done = 0
         while done < len(view):
+            if time.monotonic() >= until:
+                raise LinkFailedError("the other member is too slow")
             got = self._socket.recv_into(view[done:])
             if not got:
                 raise LinkFailedError("the other member has closed")
             done += got
 
-    def receive_into(self, view: memoryview) -> None:
-        """Exactly so many bytes of a file.
+    def receive_into(self, view: memoryview, within_s: float) -> None:
+        """Exactly so many bytes of a file, all of them within that time.
 
         Raises:
             LinkFailedError: they do not come.
         """
         with _failing():
-            self._fill(view)
+            self._fill(view, time.monotonic() + within_s)
 
     def send_file(self, fd: int, offset: int, size: int) -> None:
         """Bytes of a file, as they are now.

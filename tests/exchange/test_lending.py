@@ -141,6 +141,23 @@ def test_a_new_name_or_mode_is_the_same_file_and_another_ones_is_not(
     run(tmp_path, scenario)
 
 
+@clause("S543")
+def test_a_version_that_is_replaced_between_question_and_range_is_not_given(
+    tmp_path: Path,
+) -> None:
+    async def scenario(w: World) -> None:
+        await stored(w)
+        before = version(w, "model")
+        assert w.inner.lending.has(before, "other").has is Has.WHOLE
+        data = await stored(w)
+        assert lend(w, before) is None
+        loan = lend(w, version(w, "model"))
+        assert loan is not None
+        assert lent_bytes(w, loan, 0, MIB) == (data[:MIB], True)
+
+    run(tmp_path, scenario)
+
+
 async def _writes(w: World, ino: Ino) -> None:
     opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
     await w.do(w.fs.write(opened.handle, 0, b"x" * MIB))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.exchange import member_calls
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION, Has, MemberAddress, VersionName
 from acpfs.exchange.listening import ListeningLimits
 from acpfs.exchange.member_calls import MemberCalls
@@ -104,6 +105,39 @@ class Tap:
                 self.seen += data
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+
+class Trickle(Tap):
+    """Passes on what comes first, and then a byte now and then."""
+
+    AT_ONCE = 20_000
+    """Handshakes and questions are less."""
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        pause = threading.Event()
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 if len(self.seen) > self.AT_ONCE else 4096):
+                self.seen += data
+                target.sendall(data)
+                if len(self.seen) > self.AT_ONCE:
+                    pause.wait(0.01)
+            target.shutdown(socket.SHUT_WR)
+
+
+@clause("S542")
+def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never silent for long."""
+    monkeypatch.setattr(member_calls, "RANGE_MAX_S", 1.0)
+    with (
+        giving(tmp_path, DATA, is_plain=True) as member,
+        Trickle(member.port) as tap,
+    ):
+        calls = taker(member, tmp_path, is_plain=True)
+        to = MemberAddress("n1", ("127.0.0.1",), tap.port, key_of(member.own))
+        with pytest.raises(LinkFailedError, match="too slow"):
+            calls.get(to, member.file, 0, len(DATA), PATIENCE_S)
 
 
 @clause("S543")
