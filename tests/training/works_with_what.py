@@ -78,15 +78,17 @@ ROWS = (
     ),
     Row(
         "FSDP2 without a replicate dimension, ZeRO without copies, with `buddy_every`",
-        (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
+        (RUNS, RUNS, DOUBLE, DOUBLE),
         (
             "test_the_buddy_writes_what_a_lost_rank_held",
             "test_a_lost_rank_costs_the_steps_since_the_last_copy",
+            *(BEHIND, BEHIND_REPLACED),
         ),
+        ("fsdp",),
     ),
     Row(
         "DeepSpeed",
-        ("refused: nobody else holds a shard", NOT_TRIED, SAME, NOT_TRIED),
+        ("refused: nobody else holds a shard", "by hand (T215)", SAME, NOT_TRIED),
         ("test_a_shard_that_nobody_else_holds_is_refused",),
     ),
     Row(

@@ -86,6 +86,7 @@ class MegatronHolding:
         self.frozen: dict[str, Any] = {}
         self.optimizers: Sequence[Any] = [one.optimizer.optimizer for one in shards.sharded]
         self.begun: int | None = begun
+        self.takes_copies = False
 
     def live(self) -> Live:
         return self._shards.live()

@@ -38,6 +38,8 @@ class Holding(Protocol):
     """The step that the function has loaded by itself; None: what is in the mount is loaded
     here.
     """
+    takes_copies: bool
+    """Whether it goes on from what ranks keep in memory, some steps old."""
 
     def live(self) -> Live:
         """Trained parameters and the optimizer's state, as they are: compared with what they
@@ -87,6 +89,7 @@ class TorchHolding:
     """A model and its optimizers."""
 
     begun: int | None = None
+    takes_copies = True
 
     def __init__(self, model: Any, optimizers: Sequence[Any], control: Any = None) -> None:
         """Made by all ranks at the same place. `control`: a group of gloo's, of all ranks.

@@ -28,7 +28,7 @@ from acpfs.training.memory_left import name_of
 from acpfs.training.messages import Ask, Phase, Stopped
 from acpfs.training.mounted import node_name
 from acpfs.training.policy import Policy
-from acpfs.training.sources import Having, Origin, Sources, sources
+from acpfs.training.sources import Having, Origin, Sources, Tag, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
 from acpfs.training.torch.buddy_copies import PIECE_S, BuddyCopies, Parcel, copied, ring
@@ -155,7 +155,7 @@ class Run:
             UpdateHooks(
                 held.optimizers,
                 self._marks,
-                ExplicitGate(group, votes=self._copies),
+                ExplicitGate(group, votes=self._copies if self._policy.buddy_every else None),
                 UpdateCalls(self._ready(held, host, end), self._at, self._meet),
                 end=end,
                 guard=self.guard,
@@ -339,10 +339,9 @@ class Run:
             raise ConfigError(
                 f"buddy_every differs between ranks: {', '.join(str(one) for one, *_ in told)}"
             )
-        if every and held.begun is not None:
+        if every and not held.takes_copies:
             raise ConfigError(
-                "buddy_every: copies in the memory of other ranks are for plain torch; the "
-                "function loads its checkpoints by itself"
+                "buddy_every: copies in the memory of other ranks are not for this framework"
             )
         copies = min(one for *_, one in told)
         if self.rank == 0 and not self.generation:
@@ -415,27 +414,34 @@ class Run:
         )
         told: list[Having] = self._groups.gathered(mine)
         found = sources(dict(enumerate(told)))
-        if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
-            return Sources(Origin.BEGINNING, fresh.held.begun)
+        begun = fresh.held.begun
+        if begun is not None and found.origin is not Origin.MEMORY:
+            if found.origin is Origin.COPIES and found.step >= begun:
+                return found
+            self._say_lost(told)
+            return Sources(Origin.BEGINNING, begun)
         is_newest = found.origin is Origin.MEMORY or (
             found.origin is Origin.COPIES and found.step >= max(one.named for one in told)
         )
         if is_newest or not self._policy.tracker:
             return found  # what is in memory is not older: nobody waits for a file
-        if self._policy.buddy_every and found.origin is not Origin.COPIES:
+        if found.origin is not Origin.COPIES:
             self._say_lost(told)
         seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
         return sources(dict(enumerate(self._groups.gathered(replace(mine, mount=seen)))))
 
     def _say_lost(self, told: Sequence[Having]) -> None:
         """No copy is whole, though some were taken."""
-        tags = {tag for one in told for tag in one.copies}
-        if tags and self.rank == 0:
-            kept = {whose for one in told for whose in one.copies.get(max(tags), ())}
+        kept: dict[Tag, set[int]] = {}
+        for one in told:
+            for tag, whose in one.copies.items():
+                kept.setdefault(tag, set()).update(whose)
+        if kept and self.rank == 0:
+            most = max(kept, key=lambda tag: (len(kept[tag]), tag))
             log.warning(
                 "ranks were lost together with those that kept their copies: all go back to the "
                 "checkpoint in the mount",
-                ranks=sorted(set(range(self.world)) - kept),
+                ranks=sorted(set(range(self.world)) - kept[most]),
             )
 
     def _take_copies(self, found: Sources, fresh: State) -> None:

@@ -50,6 +50,7 @@ AHEAD = 0.4
 """In so many of the faults some ranks have the gradients, and another one has not, when a third
 dies.
 """
+BUDDY_EVERY = 1
 LAST = STEPS - 2
 """Nobody is killed in the last updates: ranks that have ended are in no gasp."""
 POINTS = ("forward", "backward", "reduce", "ready", "gated", "updating", "updated", "sent_round")
@@ -232,6 +233,14 @@ def hsdp(place: Place) -> Behind:
     return Behind(model, optimizer, decay(optimizer), place=place)
 
 
+def fsdp(place: Place) -> Behind:
+    """Nobody has what another rank has."""
+    model = place.put(network())
+    fully_shard(model, mesh=init_device_mesh(place.mesh, (WORLD,)))
+    optimizer = place.adam(model.parameters())
+    return Behind(model, optimizer, decay(optimizer), place=place)
+
+
 def foreach(place: Place) -> Behind:
     job = ddp(place)
     job.optimizer = place.adam(job.model.parameters(), foreach=True)
@@ -298,6 +307,7 @@ def compiled(place: Place) -> Behind:
 LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "ddp": ddp,
     "hsdp": hsdp,
+    "fsdp": fsdp,
     "foreach": foreach,
     "fused": fused,
     "clipped": clipped,
@@ -309,7 +319,7 @@ LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "compiled": compiled,
 }
 
-WAYS = sorted(LAYOUTS.keys() - {"ddp", "hsdp"})
+WAYS = sorted(LAYOUTS.keys() - {"ddp", "hsdp", "fsdp"})
 """To do an update."""
 
 
@@ -417,6 +427,8 @@ def protected(rank: int, fault: Moment, directory: Path, place: Place, **setting
         settings["steps"] = MANY  # garbage ends no loop
     if job.scaler is not None:
         settings["scaler"] = job.scaler
+    if fault.kind == "fsdp":
+        settings["buddy_every"] = BUDDY_EVERY
     train_job(rank, job, fault, directory / "run", **settings)
     place.wait()
 

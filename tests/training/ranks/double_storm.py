@@ -24,6 +24,8 @@ TOO_LATE = "the loop had ended"
 TOO_EARLY = "nothing to save yet"
 MORE_FAULTS = "right, and another rank had ended by the abort"
 GONE = "all holders of a shard had ended"
+NO_COPY = "no copy was whole yet"
+"""Of ranks that hold what nobody else holds."""
 
 
 def protected(fault_seed: int, kind: str, directory: Path, yardsticks: Path) -> tuple[str, str]:
@@ -55,6 +57,8 @@ def protected(fault_seed: int, kind: str, directory: Path, yardsticks: Path) -> 
         if fault.number == 1 and ExitStatus.SAVED not in statuses:
             return TOO_EARLY, told  # nobody who is left had done an update
         died = any(status != ExitStatus.NOT_SAVED for status in others)
+        if kind == "fsdp" and not died:
+            return NO_COPY, told
         return GONE if died else "nothing was left", f"{told}\n{said}"
     step = verify(directory / "run" / latest.read_text().strip()).step
     if step > STEPS:
@@ -100,13 +104,13 @@ def main() -> int:
             if time.monotonic() > until_s:
                 break
             how = chance.choice(("protect", "protect", "resilient"))
-            kind = chance.choice(sorted(LAYOUTS) if how == "protect" else ("ddp", "hsdp"))
+            kind = chance.choice(sorted(LAYOUTS) if how == "protect" else ("ddp", "fsdp", "hsdp"))
             directory = Path(base) / str(number)
             directory.mkdir()
             judge = protected if how == "protect" else replaced
             what, told = judge(chance.randrange(1 << 30), kind, directory, Path(base))
             found[how][what] += 1
-            is_wrong = what not in (RIGHT, TOO_LATE, TOO_EARLY, MORE_FAULTS, GONE)
+            is_wrong = what not in (RIGHT, TOO_LATE, TOO_EARLY, MORE_FAULTS, GONE, NO_COPY)
             wrong += is_wrong
             row = {"number": number, "how": how, "what": what}
             print(json.dumps({**row, "told": told if is_wrong or what == GONE else told[:200]}))

@@ -17,6 +17,7 @@ from acpfs.training import resilient
 from acpfs.training.torch.progress import Progress
 from tests.training.ranks.asynchronous import BACKEND, DeviceMemory, Stream, install
 from tests.training.ranks.behind import (
+    BUDDY_EVERY,
     EARLY,
     LAG_S,
     LAYOUTS,
@@ -95,6 +96,8 @@ def begun(rank: int, process: int, fault: Moment, directory: Path, **settings: A
     if fault.gate:
         setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
         settings["interrupt_after_s"] = 2.0  # else it comes before the wrong gate is passed
+    if fault.kind == "fsdp":
+        settings["buddy_every"] = BUDDY_EVERY
     resilient(directory / "run", **settings)(train)(fault, place, directory, process)
 
 

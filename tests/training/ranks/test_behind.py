@@ -16,8 +16,10 @@ from tests.training.ranks.behind import WAYS, WRONG, Fails, Moment, drawn, verdi
 KILLS = 20
 
 
-@pytest.mark.clause("T197")
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
+@pytest.mark.clause("T197", "T214")
+@pytest.mark.parametrize(
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hsdp", "fsdp"))]
+)
 def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)
     assert verdict(fault, tmp_path, yardsticks) == "right"

@@ -17,8 +17,10 @@ from tests.training.ranks.replaced_behind import verdict
 KILLS = 20
 
 
-@pytest.mark.clause("T204")
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
+@pytest.mark.clause("T204", "T209")
+@pytest.mark.parametrize(
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hsdp", "fsdp"))]
+)
 def test_a_rank_that_died_in_its_backward_pass_is_replaced(
     tmp_path: Path, yardsticks: Path, kind: str
 ) -> None:
