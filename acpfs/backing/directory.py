@@ -594,6 +594,21 @@ class BackingDirectory(OwnFiles):
         """What it is called in this term, below the top. May block."""
         return self._entries.physical(self._entries.staging)
 
+    def is_staged(self, name: str) -> bool:
+        """Whether a staging file is there. That it is not is true, unlike what `lstat` says of it:
+        nobody is taking the log over.
+
+        Raises:
+            OSError: SupersededError, or ESTALE: it has been moved.
+        """
+        self._count("lstat")
+        try:
+            with self._entries.parent(self.staging_path(name)) as (dir_fd, leaf):
+                os.stat(leaf, dir_fd=dir_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
     def kept_path(self, path: LowerPath = ()) -> LowerPath:
         return (*self._entries.areas.known_root(path), *self._entries.kept)
 
