@@ -122,7 +122,7 @@ def main() -> int:
     options.add_argument("--mib", type=int, default=192)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--members", type=int, default=8)
-    options.add_argument("--together-mib", type=int, default=48)
+    options.add_argument("--together-mib", type=int, default=96)
     options.add_argument("--look", action="store_true")
     given = options.parse_args()
     size = given.mib * MIB
