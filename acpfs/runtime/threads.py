@@ -205,6 +205,10 @@ class Threads:
         """The same."""
         return threading.Condition(lock)
 
+    def lock(self) -> threading.Lock:
+        """The same, for one that is kept while its thread waits for something."""
+        return threading.Lock()
+
     def lack(self) -> Lack | None:
         """What has no thread now; None: nothing."""
         with self._changed:

@@ -81,6 +81,8 @@ class Profile(enum.Enum):
     """Programs write in the passthrough lane: the daemon does not see it, RAM is short, and whoever
     writes is held.
     """
+    MIRROR = "mirror"
+    """What is complete is copied to a disk, with the log, and RAM is lost (`spill_mode`)."""
     SHARED = "shared"
     """Several processes have the same files open, some have copies of descriptors, some are killed
     (`crew`).
@@ -139,6 +141,8 @@ def _ram_bytes(choices: Choices, chance: random.Random) -> int:
 
 def _spill_bytes(choices: Choices) -> int | None:
     chance = choices.stream("spill")
+    if choices.profile is Profile.MIRROR:
+        return chance.choice((600_000, 64 << 20, 64 << 20))
     spills = choices.profile in HAVE_SPILL and chance.random() < SPILLS
     return chance.choice(SPILL_BYTES) if spills else None
 
@@ -202,6 +206,11 @@ class Knobs:
     """Another program removes empty directories into which something is about to come."""
     spill_bytes: int | None
     """That a spill directory takes; None: there is none."""
+    mirrors: bool
+    """With a copy of the log there, so that what is complete survives the loss of RAM."""
+    journal_error_rate: float
+    journal_hang_rate: float
+    """Share of the journal's calls on its disk that do so."""
     has_reader: bool
     """Somebody reads what the programs write."""
     reads_on: bool
@@ -243,6 +252,7 @@ class Knobs:
         faulty = not (choices.without_faults or is_short or spares_lane)
         maps = is_lane and choices.stream("maps").random() < MAPS
         lives = chance.randrange(1, LIVES_MAX + 1)
+        journal = choices.stream("journal")
         return cls(
             programs=chance.choice((1, 1, 2, 3)),
             lives=min(choices.lives_max, lives),
@@ -272,6 +282,9 @@ class Knobs:
                 and choices.stream("torn").random() < TORN
             ),
             spill_bytes=_spill_bytes(choices),
+            mirrors=profile is Profile.MIRROR,
+            journal_error_rate=journal.choice((0.0, 0.0, 0.01, 0.05)),
+            journal_hang_rate=journal.choice((0.0, 0.0, 0.01, 0.05)),
             has_reader=profile in HAVE_READERS and choices.stream("reader").random() < READERS,
             unknown_bytes=0 if is_lane else None,
             slack_bytes=3 << 20,
@@ -282,8 +295,15 @@ class Knobs:
             last_faults_s=choices.stream("last life").choice(LAST_FAULTS_S) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
             sees_writers=profile is Profile.SHARED,
-            is_tidied=faulty and chance.random() < 0.2,
+            # where RAM is lost, a staging file may be the only copy
+            is_tidied=faulty and chance.random() < 0.2 and profile is not Profile.MIRROR,
             has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
+        )
+
+    def _mirror_words(self) -> str:
+        return (
+            f"mirrored to a disk of which {self.journal_error_rate:.0%} of calls fail and"
+            f" {self.journal_hang_rate:.0%} hang"
         )
 
     def __str__(self) -> str:
@@ -302,6 +322,7 @@ class Knobs:
             f"also for {self.last_faults_s} s of the last one" if self.last_faults_s else "",
             "programs stand still" if self.stands_still else "",
             "" if self.spill_bytes is None else f"{self.spill_bytes >> 10} KiB of spill",
+            self._mirror_words() if self.mirrors else "",
             "somebody reads" if self.has_reader else "",
             "writers outlive their session" if self.leaves_writers else "",
             "staging files are tidied up" if self.is_tidied else "",

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import trio
 
+from acpfs.backing.leftovers import WITHDRAWN
 from acpfs.writeback.commits.given_back import BARE_MODE
+from acpfs.writeback.sources.mirror import mark_path
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
-from tests.sim.oracles import Told, judge_order, judge_shown
+from tests.sim.oracles import Told, judge_mirrored, judge_order, judge_shown
 from tests.sim.passthrough import DeadWriter, Passthrough
 from tests.sim.processes import ProcessTable
 from tests.sim.programs import Calls, Died, Opened, Program, whole_pieces
@@ -32,6 +34,8 @@ from tests.sim.virtual import MACHINE
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
+RAM_LOST = 0.6
+"""Share of deaths of everything in which RAM is lost, where there is a mirror."""
 STATUS_LOOKS = 0.2
 """Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
@@ -86,6 +90,8 @@ class History(Serving):
         self.storage.fill(self.knobs.free_bytes)
         for told in self.told:
             told.may_remove_early = self.knobs.free_bytes is not None
+        self._is_ram_lost = False
+        """Since what a death left was last judged."""
         self._kept_back: dict[str, set[bytes]] = {}
         """What writers of a dead session have made of files."""
         self._halves_of = 0
@@ -209,6 +215,7 @@ class History(Serving):
             assert life.left is not None
             base = life.left
             self._count(life)
+            self._lose_ram(life)
             if self.passthrough is not None and not self.knobs.keeps_session:
                 self.passthrough.begin_anew()
                 for program in self.programs:
@@ -218,6 +225,26 @@ class History(Serving):
             self.storage.forget_descriptors()
             self._give_mode_to_torn()
             self.look()
+
+    def _lose_ram(self, life: Life) -> None:
+        """The machine has ended with its RAM; its disk stays."""
+        if not self.knobs.mirrors:
+            return
+        chance = self.choices.stream("lost RAM", life.number)
+        if chance.random() < RAM_LOST:
+            self._is_ram_lost = True
+            assert life.left is not None
+            self.trace.note("world", "RAM is lost", (), "")
+            self.counts["RAM was lost"] += 1
+            shutil.rmtree(life.left / "tier")
+            self.storage.staged_alone()
+            if self.storage.own_content(mark_path(self.storage.node)) in (None, WITHDRAWN):
+                # nobody knows what was not flushed; the storage has done so long before the
+                # machine is there again
+                self.storage.settle()
+                for told in self.told:  # the disk failed, and status says that it is off
+                    told.mirrored_at = 0
+                self._give_mode()
 
     def _leave_writers(self, passthrough: Passthrough, number: int) -> None:
         """Those who live longer than the session of that life."""
@@ -298,6 +325,13 @@ class History(Serving):
                     self.storage.remove_directory(place)
                     self.counts["directories removed by others"] += 1
 
+    def _give_mode(self) -> None:
+        """A directory that was made, and not given its mode: what would have is lost."""
+        for path, mode in self.storage.attributes().items():
+            if path.endswith(b"/" + attribute(b"", MODE)) and mode == b"%o" % BARE_MODE:
+                place = path[: -len(attribute(b"", MODE))]
+                self.storage.give_mode(place, BARE_MODE, 0o755)
+
     def _give_mode_to_torn(self) -> None:
         """A life that ends as it makes a directory again leaves it without its mode (S522)."""
         for told in self.told if self.knobs.is_torn else ():
@@ -354,6 +388,10 @@ class History(Serving):
         life = self.life
         if life is None or not life.is_serving or life.turns.is_over:
             return
+        if not self._is_ram_lost and life.is_mirrored():
+            self.counts["looks at which all was mirrored"] += 1
+            for one in self.told:
+                one.is_mirrored()
         if self._status.random() < STATUS_LOOKS:
             told = [program.told for program in self.programs]
             stored = self.storage.visible()
@@ -404,13 +442,17 @@ class History(Serving):
         try:
             await self._until_made_again(process)
             got = await calls.tree("")
-            if self._halves_of == life.number - 1:
+            if self._halves_of == life.number - 1 and not self._is_ram_lost:
                 for program in self.programs:
                     program.judge_halves(got)
             life.discard_halves()
             got = await calls.tree("", attributes=True)
         except (Died, Killed):
             return
+        if self._is_ram_lost:
+            self._is_ram_lost = False
+            judge_mirrored(self.told, got, is_mirrored=life.salvaged is not None)
+            self.counts["RAM came back"] += life.salvaged is not None
         for program, its_process in zip(self.programs, self.processes, strict=True):
             program.died(below(got, program.told.directory))
             its_process.begin_at(life.number)

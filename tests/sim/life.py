@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any, cast
 
 import trio
@@ -33,6 +32,7 @@ from acpfs.filesystem.expectations import Expectations, Use
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.records import Lane
+from acpfs.filesystem.salvage import Salvaged
 from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
@@ -46,16 +46,17 @@ from acpfs.worker.worker import FREEZE_INTERVAL_S
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
-from acpfs.writeback.sources.spill import Spill
+from acpfs.writeback.sources.mirror import mark_path
 from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.scheduler import Alarm, Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
-from tests.sim.spilling import spill_of
+from tests.sim.spilling import DiskFaults, SpillWorld, salvaged, spill_of
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE, stamp
@@ -254,6 +255,8 @@ class Life:
         self._wants_look = False
         self._processes = processes or ProcessTable()
         self.closes = Counter[str]()
+        self.salvaged: Salvaged | None = None
+        """RAM was lost: what came of what was mirrored."""
         self.commits = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
@@ -266,6 +269,12 @@ class Life:
         threads = NoThreads(self.turns, self.timers)
         self.runtime = Runtime(self._clock(), threads, MACHINE, Chance(MACHINE.chance))
         self.settings = Settings(**(self._wanted(knobs) | dict(seat.settings if seat else {})))
+        disk = choices.stream("journal", *streams)
+        self._journal_faults = (
+            DiskFaults(disk, knobs.journal_error_rate, knobs.journal_hang_rate)
+            if knobs.mirrors
+            else None
+        )
         self._assemble(storage, knobs)
         now_s = MACHINE.moment_s
         until_s = now_s + knobs.last_faults_s if is_last else math.inf
@@ -306,6 +315,11 @@ class Life:
     def _assemble(self, storage: Storage, knobs: Knobs) -> None:
         directory = self._base / "tier"
         directory.mkdir(parents=True, exist_ok=True)
+        spill_place = self._base.parent / "spill"
+        if knobs.mirrors and not (directory / "state.sqlite").exists():
+            mark = storage.own_content(mark_path(storage.node))
+            state = directory / "state.sqlite"
+            self.salvaged = salvaged(spill_place, mark, state, self.runtime.chance)
         self.state = MortalState(directory / "state.sqlite", self.runtime)
         self.tier = MortalTier(
             directory, knobs.ram_bytes, self.runtime, when_safe=self.state.after_commit
@@ -319,9 +333,12 @@ class Life:
         pools = {name: TurnPool(name, THREADS, self.runtime, health) for name in POOLS}
         calls = CallPools(**pools, health=health)
         lower: Lower = storage
+        upper = UpperLayer(self.state, self.tier, self.log, tree, self.runtime)
+        timers = self.timers
+        world = SpillWorld(spill_place, self.runtime, self.turns, timers, self._journal_faults)
         self.inner = FileSystemParts(
             self.settings,
-            UpperLayer(self.state, self.tier, self.log, tree, self.runtime),
+            upper,
             lower,
             Pools(calls.requests, TurnPool("copies", 2, self.runtime), calls.requests),
             surroundings=Surroundings(
@@ -334,7 +351,7 @@ class Life:
             kept=Kept(directory / "session", "session") if knobs.keeps_session else None,
             make_spill=None
             if knobs.spill_bytes is None
-            else partial(self._spill, knobs.spill_bytes),
+            else partial(spill_of, world, knobs.spill_bytes, upper, lower),
         )
         self.fs = FileSystem(self.inner)
         if self._passthrough is not None:
@@ -349,12 +366,27 @@ class Life:
             DrainParts(lower, tree, self.log, self.tier, self.state, *parts, self.runtime),
             Manifest(self.state, lower, self.fs.lock, storage.node),
             self.inner.spill,
+            self._before(),
         )
         self.cluster = None if self._seat is None else self._member(storage, self._seat)
 
-    def _spill(self, budget: int, lock: RLock) -> Spill:
-        place = self._base.parent / "spill"
-        return spill_of(place, budget, self.state, self.tier, lock, self.runtime)
+    def _before(self) -> Callable[[Op], None]:
+        """What the engine asks ahead of each operation."""
+        spill = self.inner.spill
+        if spill is None or spill.mirror is None:
+            return lambda _op: None  # there never was a mirror
+        return spill.mirror.before
+
+    def is_mirrored(self) -> bool:
+        """Whether status says that a loss of RAM would lose nothing now."""
+        spill = self.inner.spill
+        if spill is None or spill.mirror is None or not self.is_serving:
+            return False
+        with self.fs.lock:
+            behind = self.fs.statistics().unmirrored
+        said = spill.mirror.statistics()
+        is_on = said.state == "on" and not said.pending_transactions
+        return is_on and behind is not None and not behind.files
 
     def _is_written(self, tier_id: TierId) -> bool:
         return self._passthrough is not None and self._passthrough.is_written(tier_id)
@@ -410,6 +442,7 @@ class Life:
             await self._join(self.cluster)
             nursery.start_soon(self._guarded, self.cluster.run)
         if self.inner.spill is not None:
+            self.inner.spill.begin_journal()
             self.inner.spill.start()
         nursery.start_soon(self._guarded, self.engine.run)
         nursery.start_soon(self._guarded, self._look_after)

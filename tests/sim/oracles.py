@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from tests.sim.shown import (
     MODE,
+    MTIME,
+    PREFIX,
+    SAME,
     Shown,
     as_asked,
     attribute,
@@ -21,6 +24,9 @@ from tests.sim.shown import (
     below,
     differences,
     expected,
+    is_as_told,
+    is_free,
+    names_of,
     write,
 )
 from tests.sim.trace import Finding
@@ -89,6 +95,8 @@ class Told:
         self.pending_was_shown = False
         self.durable_at = 0
         """The moment that a loss of power must not take any more."""
+        self.mirrored_at = 0
+        """The moment that a loss of RAM must not take any more."""
         self.became: dict[bytes, list[bytes]] = {}
         """A large content that was synced while the kernel went on writing it, and what came of it:
         exception X11.
@@ -130,6 +138,49 @@ class Told:
             self.moments.append(replace(self.pending, told=next(self._events), is_owed=is_owed))
         self.pending = None
         self.pending_was_shown = False
+
+    def is_mirrored(self) -> None:
+        """Status says that a loss of RAM would lose nothing now."""
+        self.mirrored_at = len(self.moments) - 1
+
+    def left_of_ram(self, got: Shown) -> list[int]:
+        """RAM was lost, and the mount shows this: which moments it can be, the call that was under
+        way last.
+        """
+        least = max(self.at, self.mirrored_at)
+        moments = [*self.moments, *([self.pending] if self.pending else [])]
+        contents = bare(got)
+        found = [at for at in range(least, len(moments)) if moments[at].contents == contents]
+        found = [at for at in found if is_as_told(got, moments[at].shown)] or found
+        halfway = -1 if found else self._halfway_from(contents, least)
+        return found if halfway < 0 else [halfway]
+
+    def go_back(self, found: Sequence[int], got: Shown, *, is_mirrored: bool) -> None:
+        """What came after those moments was lost with RAM, but for attributes, which have no order:
+        a content may have those of a later moment, or, where there was no mirror, earlier ones.
+        """
+        at = found[-1]
+        first = found[0] if is_mirrored else 0
+        moments = [*self.moments, *([self.pending] if self.pending else [])]
+        shown = dict(moments[at].shown)
+        for path, content in bare(got).items():
+            if shown[path] != content:  # names of one file that are two by now
+                for name in names_of(shown, path):
+                    shown.pop(attribute(name, SAME), None)
+                shown[path] = content
+        for key in [key for key in {*shown, *got} if is_free(key)]:
+            values = {moment.shown.get(key) for moment in moments[first:]}
+            if key.endswith(PREFIX + MTIME) and None in values:
+                shown.pop(key, None)  # at one of them nobody knew
+            elif got.get(key) in values - {shown.get(key)}:
+                shown.pop(key, None)
+                shown.update({key: got[key]} if key in got else {})
+        if at == len(self.moments):
+            self.end()
+        else:
+            self.pending = None
+            del self.moments[at + 1 :]
+        self.moments[-1] = replace(self.moments[-1], shown=shown)
 
     def since_owed(self) -> list[Shown]:
         """What it was at the last moment that has a place in the order, and at those that came
@@ -323,6 +374,42 @@ def _judge_between(programs: Sequence[Told], shown: Shown) -> None:
                 f" {first.directory.decode()} only as of {at} of {len(first.moments) - 1}, where"
                 f" the next was told earlier",
             )
+
+
+def judge_mirrored(programs: Sequence[Told], got: Shown, *, is_mirrored: bool) -> None:
+    """RAM was lost: the mount shows a moment of each program that is not before what was mirrored,
+    nor before what the storage has shown, and none without what another one was told earlier.
+
+    `is_mirrored`: it goes on from a mirror; else all that there is is the storage, which is judged
+    by itself.
+
+    From here on what came after it was never done.
+    """
+    found = list[list[int]]()
+    for program in programs:
+        shown = below(got, program.directory)
+        at = program.left_of_ram(shown)
+        if not at:
+            least = max(program.at, program.mirrored_at)
+            raise Finding(
+                "MIRROR",
+                f"RAM was lost, and the mount shows no moment of {program.directory.decode()} from"
+                f" {least} on: {program.nearest(bare(shown), least)}",
+            )
+        found.append(at)
+    for (first, its), (second, others) in itertools.permutations(
+        zip(programs, found, strict=True), 2
+    ):
+        lost = next((one for one in first.moments[its[-1] + 1 :] if one.is_owed), None)
+        moments = [*second.moments, *([second.pending] if second.pending else [])]
+        if is_mirrored and lost is not None and moments[others[0]].began > lost.told:
+            raise Finding(
+                "MIRROR",
+                f"RAM was lost: of {second.directory.decode()} there is what began after what"
+                f" was lost of {first.directory.decode()}",
+            )
+    for program, at in zip(programs, found, strict=True):
+        program.go_back(at, below(got, program.directory), is_mirrored=is_mirrored)
 
 
 def judge_shown(oracle: str, got: Shown, wanted: Shown) -> None:

@@ -467,9 +467,7 @@ class Program:
     async def run(self) -> None:
         """All its calls."""
         if not self.told.now:
-            own = f"{self.name}/".encode()
-            shown = {own: b"", attribute(own, MODE): b"755"}
-            await self._change("make directory", shown, self._make_own)
+            await self._begin()
         while self.number < self._knobs.calls:
             number = self.number
             self.number += 1
@@ -493,6 +491,11 @@ class Program:
         for file in list(self.nameless):
             await self._or_give_up(self._calls.close(file))
 
+    async def _begin(self) -> None:
+        own = f"{self.name}/".encode()
+        shown = {own: b"", attribute(own, MODE): b"755"}
+        await self._change("make directory", shown, self._make_own)
+
     async def _make_own(self) -> None:
         await self._make_directory_at(self.name)
 
@@ -505,6 +508,9 @@ class Program:
             await self._give_up()
 
     async def _call(self, chance: random.Random) -> None:
+        if not self._directories():  # they were lost with RAM
+            self._calls.kernel.check_alive()
+            await self._begin()
         weights = self._knobs.kinds
         kind = chance.choices(ALL_KINDS[: len(weights)], weights)[0]
         if self._has_frozen and self.open and chance.random() < 0.7:

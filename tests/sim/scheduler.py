@@ -186,6 +186,9 @@ class Turns:
         """
         if self._running is not None:
             self.wait(is_done)
+            while not is_done():  # somebody else had a turn since
+                self.wait(is_done)
+            return True
         while not is_done():
             if self.is_over:
                 raise Killed
@@ -369,8 +372,65 @@ class TurnEvent(threading.Event):
         return self.is_set()
 
 
+class TurnCondition(threading.Condition):
+    """The same. Nobody else has a turn while it is held, so that takes no lock."""
+
+    def __init__(self, turns: Turns, start: Callable[[float, _Timer], None]) -> None:
+        """`start`: as `Timers.start`."""
+        super().__init__()
+        self._turns = turns
+        self._start = start
+        self._told = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Condition`."""
+        told = self._told
+        return self.wait_for(lambda: self._told != told, timeout)
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """See `threading.Condition`."""
+        over = Alarm()
+        if timeout is not None:
+            over.action = over.ring
+            self._start(timeout, over)
+        self.release()
+        try:
+            self._turns.until(lambda: bool(predicate()) or over.has_rung)
+        finally:
+            self.acquire()
+            over.action = None
+        return predicate()
+
+    def notify_all(self) -> None:
+        """See `threading.Condition`."""
+        self._told += 1
+
+
+class TurnLock:
+    """One that is kept over turns."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._is_held = False
+
+    def __enter__(self) -> bool:
+        self._turns.until(lambda: not self._is_held)
+        self._is_held = True
+        return True
+
+    def __exit__(self, *_what: object) -> None:
+        self._is_held = False
+
+    def locked(self) -> bool:
+        """See `threading.Lock`."""
+        return self._is_held
+
+
 class NoThreads(Threads):
     """A history has turns only."""
+
+    in_turns = frozenset({"mirror", "mirror mark"})
+    """What is started by name, and takes turns."""
 
     def __init__(self, turns: Turns, timers: Timers) -> None:
         super().__init__()
@@ -380,11 +440,23 @@ class NoThreads(Threads):
     def event(self) -> threading.Event:
         return TurnEvent(self._turns, self._timers.start)
 
+    def condition(self, lock: threading.Lock | None = None) -> threading.Condition:
+        if lock is not None:  # whoever waits with that waits in a task's thread
+            return super().condition(lock)
+        return TurnCondition(self._turns, self._timers.start)
+
+    def lock(self) -> threading.Lock:
+        return cast("threading.Lock", TurnLock(self._turns))
+
     def start(
         self, name: str, function: Callable[..., object], *arguments: Any, patience_s: float = 0.0
     ) -> Running:
-        msg = f"a history has no thread {name}: give it turns in tests/sim/scheduler.py"
-        raise AssertionError(msg)
+        if name not in self.in_turns:
+            msg = f"a history has no thread {name}: give it turns in tests/sim/scheduler.py"
+            raise AssertionError(msg)
+        running = Running(name, function, arguments, lambda _running: False)
+        self._turns.spawn(name, running._run)
+        return running
 
 
 class _Timer(Protocol):

@@ -47,6 +47,12 @@ def is_of(key: bytes, path: bytes) -> bool:
     return key == path or key.startswith(path if path.endswith(b"/") else path + PREFIX)
 
 
+def is_free(key: bytes) -> bool:
+    """Whether it is an attribute that changes by itself, in no order with contents."""
+    name = key.partition(PREFIX)[2]
+    return name in (MODE, MTIME) or name.startswith(XATTR)
+
+
 def taken(shown: Shown, path: bytes) -> Shown:
     """Take out what is said of a path, and return it without that path."""
     return {key[len(path) :]: shown.pop(key) for key in list(shown) if is_of(key, path)}

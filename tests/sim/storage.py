@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from acpfs.backing.leftovers import MIRRORS
 from acpfs.backing.lower import (
     OVERFLOW_PREFIX,
     LowerEntry,
@@ -281,6 +282,16 @@ class Storage:
     def fill(self, free_bytes: int | None) -> None:
         """Leave so much room; None: as much as anybody wants."""
         self.capacity_bytes = None if free_bytes is None else self._used_bytes() + free_bytes
+
+    def settle(self) -> None:
+        """All that is there is on its disk by now."""
+        todo = [self.root]
+        while todo:
+            inode = todo.pop()
+            inode.safe = inode.as_bytes()
+            todo += inode.children.values()
+        self._changes.clear()
+        self._flushed_tree = self._copy_of_tree()
 
     def forget_descriptors(self) -> None:
         """The process that had them is gone."""
@@ -656,6 +667,11 @@ class Storage:
     def list_kept(self) -> list[LowerPath]:
         return sorted((*self._kept, name) for name in self._find(self._kept).children)
 
+    def staged_alone(self) -> None:
+        """What staging files have is nowhere else from now on."""
+        for inode in self._find(self._staging).children.values():
+            inode.is_only_copy = True
+
     @call("list staging")
     def list_staging(self) -> list[str]:
         return [name.decode() for name in self._find(self._staging).children]
@@ -741,12 +757,21 @@ class Storage:
 
     # -- own files
 
+    def own_content(self, names: LowerPath) -> bytes | None:
+        """What is there now, as anybody can see; None: nothing."""
+        try:
+            return self._find((OWN, *names)).as_bytes()
+        except OSError:
+            return None
+
     @call("read own")
     def read_own(self, names: LowerPath) -> bytes:
         return self._find((OWN, *names)).as_bytes()
 
     @call("write own", changes=True)
     def write_own(self, names: LowerPath, content: bytes) -> None:
+        if names[0] == MIRRORS:
+            self._make_own((OWN, MIRRORS))
         inode = self._inode(stat.S_IFREG | 0o644)
         inode.content[:] = content
         inode.written()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,7 +101,7 @@ class Mirror:
         self._mark = mark_path(node_id)
         self._marked = ""
         self._may_be_marked = True
-        self._marking = threading.Lock()
+        self._marking = runtime.threads.lock()
         """Held while the mark is looked at and changed, and by the commit thread until it knows
         what it may do.
         """

@@ -74,7 +74,8 @@ def look(bug: Bug, first: int, seeds: int) -> str:
     with tempfile.TemporaryDirectory(prefix="acpfs-planted-") as name:
         tree = Path(name)
         shutil.copytree(TREE / "acpfs", tree / "acpfs")
-        shutil.copytree(TREE / "tests" / "sim", tree / "tests" / "sim")
+        for part in ("rig", "sim"):
+            shutil.copytree(TREE / "tests" / part, tree / "tests" / part)
         (tree / "tests" / "__init__.py").touch()
         if not bug.plant(tree):
             return "DOES NOT APPLY"

@@ -6,6 +6,7 @@ from tests.sim.planted.bug import Bug
 from tests.sim.planted.lane import LANE_BUGS
 from tests.sim.planted.members import MEMBER_BUGS
 from tests.sim.planted.mended import MENDED_BUGS
+from tests.sim.planted.mirror import MIRROR_BUGS
 from tests.sim.planted.shared import SHARED_BUGS
 
 BUGS = [
@@ -326,4 +327,5 @@ BUGS = [
     *MEMBER_BUGS,
     *SHARED_BUGS,
     *MENDED_BUGS,
+    *MIRROR_BUGS,
 ]

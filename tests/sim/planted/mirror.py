@@ -1,0 +1,53 @@
+"""Known defects of the mirror: of what survives the loss of RAM."""
+
+from __future__ import annotations
+
+from tests.sim.planted.bug import Bug
+
+MIRROR = "writeback/sources/mirror.py"
+ONLY_MIRROR = ("mirror",)
+
+MIRROR_BUGS = [
+    Bug(
+        "journal-not-waited-for",
+        "an operation is carried out before the journal knows what it has to",
+        MIRROR,
+        "        elif self._must_know(op) and not self._sync(token):\n",
+        "        elif False:\n",
+        ONLY_MIRROR,
+    ),
+    Bug(
+        "mark-not-withdrawn",
+        "a journal whose disk has failed counts still",
+        MIRROR,
+        "            withdraw(self._lower, self._mark)\n            self._marked = ",
+        "            self._marked = ",
+        ONLY_MIRROR,
+    ),
+    Bug(
+        "marked-before-it-is-seeded",
+        "a journal counts before it has all",
+        MIRROR,
+        "        return self._seeded and self._synced >= self._logged\n",
+        "        return True\n",
+        ONLY_MIRROR,
+    ),
+    Bug(
+        "log-not-cut",
+        "what has no bytes is left out, and what came after it is kept",
+        "filesystem/salvage.py",
+        '            if op["vid"] is not None and not self._has_bytes(op["vid"]):\n'
+        "                break\n",
+        '            if op["vid"] is not None and not self._has_bytes(op["vid"]):\n'
+        "                continue\n",
+        ONLY_MIRROR,
+    ),
+    Bug(
+        "repeated-in-a-row",
+        "removals are taken for harmless to repeat",
+        MIRROR,
+        "REPEATABLE = frozenset({OpKind.STORE, ",
+        "REPEATABLE = frozenset({OpKind.UNLINK, OpKind.RENAME, OpKind.STORE, ",
+        ONLY_MIRROR,
+    ),
+]
