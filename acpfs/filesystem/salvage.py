@@ -1,11 +1,11 @@
 """After a reboot: from the mirror's journal to the state of a mount that has all it names.
 
 The journal knows more than there are bytes for, so the log is cut at the first version that has
-neither a copy in the spill directory nor a staging file; what follows it is lost, and what precedes
-it is a moment of the applications' own history. The upper tree is then made anew from the committed
-tree and the operations that are left, since the journal's is of a later moment. Works on rows,
-before any layer has read them; knows the tables of nodes, log and committed tree. Nothing here asks
-the backing directory.
+neither a copy in the spill directory nor a staging file; what follows it is lost, but for changes
+of attributes of what is there, and what precedes it is a moment of the applications' own history.
+The upper tree is then made anew from the committed tree and the operations that are left, since the
+journal's is of a later moment. Works on rows, before any layer has read them; knows the tables of
+nodes, log and committed tree. Nothing here asks the backing directory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 
 from acpfs.ram.migration import migrate
 from acpfs.ram.state import STATE_VERSION
-from acpfs.types import ROOT
+from acpfs.types import NO_INO, ROOT
 from acpfs.writeback.log.ops import OpKind, VersionState
 
 NAMES_MAX = 20
 _STAGED = (VersionState.STAGED.value, VersionState.COMMITTED.value)
+_CHANGING = (OpKind.SETATTR.value, OpKind.SETXATTR.value)
 _MAKING = (OpKind.STORE.value, OpKind.MKDIR.value, OpKind.SYMLINK.value, OpKind.MKNOD.value)
 
 
@@ -114,25 +115,56 @@ class _Salvage:
     # -- the log
 
     def _cut(self) -> list[sqlite3.Row]:
-        """Operations up to the first one whose bytes are nowhere; the others go."""
+        """Operations up to the first one whose bytes are nowhere, and changes of attributes behind
+        it; the others go.
+        """
         kept = []
         ops = self._rows("SELECT * FROM op ORDER BY seq")
         for op in ops:
             if op["vid"] is not None and not self._has_bytes(op["vid"]):
                 break
             kept.append(op)
-        lost = ops[len(kept) :]
+        later = ops[len(kept) :]
+        changes = self._changes_of_attributes(kept, later)
+        stores = [op for op in later if op["kind"] == OpKind.STORE.value]
+        gone = [op["seq"] for op in later if op["seq"] not in changes]
         self._found.operations = len(kept)
-        self._found.lost = len(lost)
-        stores = [op["name"] for op in lost if op["kind"] == OpKind.STORE.value]
-        self._found.lost_names = [os.fsdecode(name) for name in stores[:NAMES_MAX]]
-        if lost:
-            self._db.execute("DELETE FROM op WHERE seq >= ?", (lost[0]["seq"],))
+        self._found.lost = len({*gone, *(op["seq"] for op in stores)})
+        self._found.lost_names = [os.fsdecode(op["name"]) for op in stores[:NAMES_MAX]]
+        self._db.executemany("DELETE FROM op WHERE seq = ?", [(seq,) for seq in gone])
         self._db.execute(
             "DELETE FROM version WHERE vid NOT IN (SELECT vid FROM op WHERE vid IS NOT NULL)"
         )
         self._db.execute("DELETE FROM spilled WHERE vid NOT IN (SELECT vid FROM version)")
-        return kept
+        return self._rows("SELECT * FROM op ORDER BY seq")
+
+    def _changes_of_attributes(self, kept: list[sqlite3.Row], later: list[sqlite3.Row]) -> set[int]:
+        """Numbers of those that came later, and are kept all the same, without times.
+
+        Attributes have no order with contents, and a node's row has them: the mount would show what
+        never comes to the backing directory. Times are those of the content (`_mend_node`). What is
+        left of a content that is lost, of a file that is there, is the attributes that it had.
+        """
+        known = {row["ino"] for row in self._rows("SELECT ino FROM place")}
+        known |= {int(ROOT), *(op["ino"] for op in kept if op["kind"] in _MAKING)}
+        changes = set[int]()
+        for op in later:
+            if op["kind"] not in (*_CHANGING, OpKind.STORE.value) or op["ino"] not in known:
+                continue
+            mode, uid, gid, _atime_ns, _mtime_ns, rdev, xattrs = json.loads(op["meta"])
+            if (mode, uid, gid) == (None, None, None) and not xattrs:
+                continue
+            meta = json.dumps([mode, uid, gid, None, None, rdev, xattrs])
+            self._db.execute("UPDATE op SET meta = ? WHERE seq = ?", (meta, op["seq"]))
+            if op["kind"] == OpKind.STORE.value:
+                self._db.execute(
+                    "UPDATE op SET kind = ?, parent = ?, name = ?, vid = NULL, creates = 0 "
+                    "WHERE seq = ?",
+                    (OpKind.SETATTR.value, NO_INO, b"", op["seq"]),
+                )
+                self._db.execute("DELETE FROM replaces WHERE seq = ?", (op["seq"],))
+            changes.add(op["seq"])
+        return changes
 
     def _has_bytes(self, vid: int) -> bool:
         """Settle where a version's bytes are now."""

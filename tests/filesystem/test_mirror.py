@@ -187,6 +187,43 @@ def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(
     run(tmp_path, after)
 
 
+def test_attributes_that_were_changed_behind_what_is_lost_are_stored_as_they_are_shown(
+    tmp_path: Path,
+) -> None:
+    """The journal's nodes have them; their operations came after the cut."""
+    changes = {"kept": 0o600, "directory": 0o711, "again": 0o640}
+
+    async def before(made: World) -> None:
+        kept = await made.write(b"kept", b"0" * 100)
+        again = await made.write(b"again", b"0" * 100)
+        directory = await made.do(made.fs.mkdir(ROOT, b"directory", 0o755, CALLER))
+        await mirrored(made)
+        spilling(made).spill.set_budget(1000)  # the next one has no room there
+        lost = await made.write(b"lost", b"1" * MIB)
+        assert again == await made.write(b"again", b"1" * MIB)  # its attributes come with that
+        inos = (kept, directory.ino, again, lost)
+        for ino, mode in zip(inos, (0o600, 0o711, 0o640, 0o600), strict=True):
+            await made.do(made.fs.setattr(ino, AttributeChange(mode=mode), None, CALLER))
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        await until(made, lambda: not mirror.statistics().pending_transactions)
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        assert made.salvaged.lost_names == ["lost", "again"]
+        for name, mode in changes.items():
+            found = await made.do(made.fs.lookup(ROOT, name.encode()))
+            assert found.mode & 0o777 == mode
+        await made.drained()
+        stored = {name: (made.backing / name).stat().st_mode & 0o777 for name in changes}
+        assert stored == changes
+        assert tree(made.backing) == {"again": b"0" * 100, "directory": "dir", "kept": b"0" * 100}
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
 def test_what_was_stored_already_is_not_stored_again_over_what_came_after_it(
     tmp_path: Path,
 ) -> None:
