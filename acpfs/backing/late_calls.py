@@ -52,7 +52,9 @@ def try_late_calls(first: Path, second: Path, chance: Chance) -> LateCalls:
         if not _is_same(here / "target", there / "target"):
             raise OSError(errno.ENOTDIR, f"{second} is no other mount of {first}")
         with _opened(here) as top, _opened(here / "earlier") as earlier:
-            os.stat("staged", dir_fd=earlier)  # by now a client has in its caches what it can have
+            os.stat(
+                "staged", dir_fd=earlier, follow_symlinks=False
+            )  # by now a client has in its caches what it can have
             _fence(there)
             answers = {
                 "a store": _answer(

@@ -36,6 +36,7 @@ BY_PATH = {
     "backing/attributes.py": {"magic", "target"},
     "backing/directory.py": {"path", "target", "f'/proc/self/fd/{fd}'"},
     "backing/identity.py": {"temporary", "directory / f'{volume_id}-{node}'"},
+    "backing/late_calls.py": {"path", "there / 'earlier'", "there / 'earlier/staged'"},
     "backing/probe.py": {"directory.path"},
     "backing/syscalls.py": {"'/'"},
     "filesystem/last_close.py": {"self._proc", "task / 'fdinfo'", "task / 'fd' / number"},
@@ -46,9 +47,10 @@ BY_PATH = {
     "transport/native/hold_process.py": {"'/'"},
     "transport/native/kernel_lanes.py": {"f'/proc/self/fd/{fd}'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
+    "writeback/copies/on_disk.py": {"path"},
 }
 """By path, on purpose: the backing directory as the operator named it, an open inode
-(/proc/self/fd), runtime directory, RAM tier.
+(/proc/self/fd), runtime directory, RAM tier, spill directory, a directory that a probe has made.
 """
 LAYERS_BELOW_CONTROL = ("backing", "filesystem", "writeback", "transport")
 ROUNDS_S = 1.5

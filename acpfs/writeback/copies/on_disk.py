@@ -88,7 +88,7 @@ class DiskPlace:
             seed.execute("PRAGMA synchronous=OFF")
             snapshot.backup(seed)
             seed.execute("PRAGMA journal_mode=DELETE")
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._directory.open(seed_name(token))
         try:
             os.fsync(fd)
             digest = _digest(fd)
@@ -165,7 +165,7 @@ def read_into(directory: Path, token: str, db: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         yield fd
     finally:
