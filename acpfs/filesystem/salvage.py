@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Any
 from acpfs.ram.migration import migrate
 from acpfs.ram.state import STATE_VERSION
 from acpfs.types import NO_INO, ROOT
-from acpfs.writeback.log.ops import OpKind, VersionState
+from acpfs.writeback.log.ops import Metadata, OpKind, VersionState
 
 NAMES_MAX = 20
 _STAGED = (VersionState.STAGED.value, VersionState.COMMITTED.value)
@@ -142,29 +143,107 @@ class _Salvage:
         """Numbers of those that came later, and are kept all the same, without times.
 
         Attributes have no order with contents, and a node's row has them: the mount would show what
-        never comes to the backing directory. Times are those of the content (`_mend_node`). What is
-        left of a content that is lost, of a file that is there, is the attributes that it had.
+        never comes to the backing directory. Times are those of the content (`_mend_node`). But
+        they belong to a content: what came with one that is lost, or after it, was never said of
+        the one that is there (a file of 0600, written anew, then made public).
         """
         known = {row["ino"] for row in self._rows("SELECT ino FROM place")}
         known |= {int(ROOT), *(op["ino"] for op in kept if op["kind"] in _MAKING)}
         changes = set[int]()
+        lost = dict[int, list[sqlite3.Row]]()
         for op in later:
-            if op["kind"] not in (*_CHANGING, OpKind.STORE.value) or op["ino"] not in known:
+            if op["ino"] not in known:
                 continue
-            mode, uid, gid, _atime_ns, _mtime_ns, rdev, xattrs = json.loads(op["meta"])
-            if (mode, uid, gid) == (None, None, None) and not xattrs:
-                continue
-            meta = json.dumps([mode, uid, gid, None, None, rdev, xattrs])
-            self._db.execute("UPDATE op SET meta = ? WHERE seq = ?", (meta, op["seq"]))
             if op["kind"] == OpKind.STORE.value:
-                self._db.execute(
-                    "UPDATE op SET kind = ?, parent = ?, name = ?, vid = NULL, creates = 0 "
-                    "WHERE seq = ?",
-                    (OpKind.SETATTR.value, NO_INO, b"", op["seq"]),
-                )
-                self._db.execute("DELETE FROM replaces WHERE seq = ?", (op["seq"],))
-            changes.add(op["seq"])
+                lost.setdefault(op["ino"], []).append(op)
+            elif op["kind"] in _CHANGING and op["ino"] in lost:
+                lost[op["ino"]].append(op)
+            elif op["kind"] in _CHANGING:
+                meta = Metadata.from_json(op["meta"])
+                meta.atime_ns = None
+                meta.mtime_ns = None
+                if meta != Metadata(rdev=meta.rdev):
+                    self._give(op["seq"], meta)
+                    changes.add(op["seq"])
+        left = [*kept, *(op for op in later if op["seq"] in changes)]
+        for ino, ops in lost.items():
+            if self._take_back_attributes(ino, ops, left):
+                changes.add(ops[0]["seq"])
         return changes
+
+    def _give(self, seq: int, meta: Metadata) -> None:
+        self._db.execute("UPDATE op SET meta = ? WHERE seq = ?", (meta.to_json(), seq))
+
+    def _take_back_attributes(
+        self, ino: int, lost: list[sqlite3.Row], left: list[sqlite3.Row]
+    ) -> bool:
+        """Give a node the attributes of the content that is kept: its row has later ones.
+
+        `lost`: the first STORE whose bytes are nowhere, and what came after it. `left`: all that
+        is kept. Each STORE says mode and owner. Where no operation says them, the backing directory
+        does, and is not asked here; if none speaks of the node at all, nothing has to be done, for
+        its row goes, too. Else the first of `lost` becomes a SETATTR (True), so that what is shown
+        is what is stored: what is not known is as it was later, and the file is its owner's alone.
+        """
+        if not any(ino in (op["ino"], op["victim"]) for op in left):
+            return False
+        known = Metadata()
+        for op in left:
+            if op["ino"] == ino and op["kind"] in (*_CHANGING, OpKind.STORE.value):
+                known.merge(Metadata.from_json(op["meta"]))
+        later = Metadata()
+        for op in lost:
+            later.merge(Metadata.from_json(op["meta"]))
+        row = self._rows("SELECT * FROM node WHERE ino = ?", ino)[0]
+        given = Metadata(
+            permissions=stat.S_IMODE(row["mode"]) if known.permissions is None else None,
+            uid=row["uid"] if known.uid is None else None,
+            gid=row["gid"] if known.gid is None else None,
+            xattrs={k: v for k, v in later.xattrs.items() if k not in known.xattrs},
+        )
+        is_known = given == Metadata()
+        if not is_known:
+            permissions = row["mode"] if known.permissions is None else known.permissions
+            given.permissions = permissions & stat.S_IRWXU
+            # its number is behind all that is kept of the node
+            self._give(lost[0]["seq"], given)
+            self._db.execute(
+                "UPDATE op SET kind = ?, parent = ?, name = ?, vid = NULL, creates = 0 "
+                "WHERE seq = ?",
+                (OpKind.SETATTR.value, NO_INO, b"", lost[0]["seq"]),
+            )
+            if self._has_table("replaces"):  # older versions had none
+                self._db.execute("DELETE FROM replaces WHERE seq = ?", (lost[0]["seq"],))
+        known.merge(given)
+        self._give_row(row, known, later)
+        return not is_known
+
+    def _give_row(self, row: sqlite3.Row, known: Metadata, later: Metadata) -> None:
+        """Make a node's row what operations say that are kept; `later`: what is taken back."""
+        assert known.permissions is not None
+        xattrs = row["xattrs"]
+        if xattrs is not None and later.xattrs:
+            values = json.loads(xattrs)
+            for name in later.xattrs:
+                value = known.xattrs[name]
+                values.pop(name.hex(), None)
+                if value is not None:
+                    values[name.hex()] = value.hex()
+            xattrs = json.dumps(values)
+        self._db.execute(
+            "UPDATE node SET mode = ?, uid = ?, gid = ?, xattrs = ? WHERE ino = ?",
+            (
+                stat.S_IFMT(row["mode"]) | known.permissions,
+                known.uid,
+                known.gid,
+                xattrs,
+                row["ino"],
+            ),
+        )
+
+    def _has_table(self, name: str) -> bool:
+        found = self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name)
+        return bool(found)
 
     def _has_bytes(self, vid: int) -> bool:
         """Settle where a version's bytes are now."""
