@@ -23,7 +23,7 @@ from typing import Any
 
 from acpfs.ram.migration import migrate
 from acpfs.ram.state import STATE_VERSION
-from acpfs.types import NO_INO, ROOT
+from acpfs.types import ROOT
 from acpfs.writeback.log.ops import Metadata, OpKind, VersionState
 
 NAMES_MAX = 20
@@ -167,8 +167,8 @@ class _Salvage:
                     changes.add(op["seq"])
         left = [*kept, *(op for op in later if op["seq"] in changes)]
         for ino, ops in lost.items():
-            if self._take_back_attributes(ino, ops, left):
-                changes.add(ops[0]["seq"])
+            if any(ino in (op["ino"], op["victim"]) for op in left):  # else its row goes, too
+                self._take_back_attributes(ino, ops, left)
         return changes
 
     def _give(self, seq: int, meta: Metadata) -> None:
@@ -176,74 +176,42 @@ class _Salvage:
 
     def _take_back_attributes(
         self, ino: int, lost: list[sqlite3.Row], left: list[sqlite3.Row]
-    ) -> bool:
+    ) -> None:
         """Give a node the attributes of the content that is kept: its row has later ones.
 
-        `lost`: the first STORE whose bytes are nowhere, and what came after it. `left`: all that
-        is kept. Each STORE says mode and owner. Where no operation says them, the backing directory
-        does, and is not asked here; if none speaks of the node at all, nothing has to be done, for
-        its row goes, too. Else the first of `lost` becomes a SETATTR (True), so that what is shown
-        is what is stored: what is not known is as it was later, and the file is its owner's alone.
+        `lost`: the first STORE whose bytes are nowhere, and what came after it; `left`: all that is
+        kept. That STORE says mode and owner as they were, since no later change of them is folded
+        into it (`OperationLog.fold`).
         """
-        if not any(ino in (op["ino"], op["victim"]) for op in left):
-            return False
-        known = Metadata()
+        before = Metadata.from_json(lost[0]["meta"])
+        known = dict[bytes, bytes | None]()
+        is_new = False
         for op in left:
-            if op["ino"] == ino and op["kind"] in (*_CHANGING, OpKind.STORE.value):
-                known.merge(Metadata.from_json(op["meta"]))
-        later = Metadata()
-        for op in lost:
-            later.merge(Metadata.from_json(op["meta"]))
-        row = self._rows("SELECT * FROM node WHERE ino = ?", ino)[0]
-        given = Metadata(
-            permissions=stat.S_IMODE(row["mode"]) if known.permissions is None else None,
-            uid=row["uid"] if known.uid is None else None,
-            gid=row["gid"] if known.gid is None else None,
-            xattrs={k: v for k, v in later.xattrs.items() if k not in known.xattrs},
-        )
-        is_known = given == Metadata()
-        if not is_known:
-            permissions = row["mode"] if known.permissions is None else known.permissions
-            given.permissions = permissions & stat.S_IRWXU
-            # its number is behind all that is kept of the node
-            self._give(lost[0]["seq"], given)
-            self._db.execute(
-                "UPDATE op SET kind = ?, parent = ?, name = ?, vid = NULL, creates = 0 "
-                "WHERE seq = ?",
-                (OpKind.SETATTR.value, NO_INO, b"", lost[0]["seq"]),
-            )
-            if self._has_table("replaces"):  # older versions had none
-                self._db.execute("DELETE FROM replaces WHERE seq = ?", (lost[0]["seq"],))
-        known.merge(given)
-        self._give_row(row, known, later)
-        return not is_known
-
-    def _give_row(self, row: sqlite3.Row, known: Metadata, later: Metadata) -> None:
-        """Make a node's row what operations say that are kept; `later`: what is taken back."""
-        assert known.permissions is not None
+            if op["ino"] == ino:
+                known.update(Metadata.from_json(op["meta"]).xattrs)
+                is_new |= bool(op["creates"])
+        touched = {name for op in lost for name in Metadata.from_json(op["meta"]).xattrs}
+        (row,) = self._rows("SELECT mode, uid, gid, xattrs FROM node WHERE ino = ?", ino)
         xattrs = row["xattrs"]
-        if xattrs is not None and later.xattrs:
+        if xattrs is not None and touched:
             values = json.loads(xattrs)
-            for name in later.xattrs:
-                value = known.xattrs[name]
+            for name in touched:
                 values.pop(name.hex(), None)
+                value = known.get(name)
                 if value is not None:
                     values[name.hex()] = value.hex()
-            xattrs = json.dumps(values)
+            # What no operation says of a file that has been stored, the backing directory is asked.
+            is_known = is_new or known
+            xattrs = json.dumps(values) if is_known else None
+        mode = row["mode"]
+        if before.permissions is not None:
+            mode = stat.S_IFMT(mode) | before.permissions
+        uid = row["uid"] if before.uid is None else before.uid
+        gid = row["gid"] if before.gid is None else before.gid
         self._db.execute(
             "UPDATE node SET mode = ?, uid = ?, gid = ?, xattrs = ? WHERE ino = ?",
-            (
-                stat.S_IFMT(row["mode"]) | known.permissions,
-                known.uid,
-                known.gid,
-                xattrs,
-                row["ino"],
-            ),
+            (mode, uid, gid, xattrs, ino),
         )
-
-    def _has_table(self, name: str) -> bool:
-        found = self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name)
-        return bool(found)
 
     def _has_bytes(self, vid: int) -> bool:
         """Settle where a version's bytes are now."""

@@ -178,6 +178,15 @@ def test_attributes_fold_into_the_store_until_it_is_committed(log: OperationLog)
     assert not log.fold(A, Metadata(permissions=0o644))
 
 
+def test_what_overwrites_a_file_keeps_the_rights_that_the_file_had(log: OperationLog) -> None:
+    """The mirror's end may be before it: salvage takes the older content's rights from it."""
+    op = store(log, A, b"a", creates=False)
+    op.meta.permissions = 0o600
+    assert not log.fold(A, Metadata(permissions=0o644))
+    assert log.fold(A, Metadata(permissions=0o600, mtime_ns=7))
+    assert (op.meta.permissions, op.meta.mtime_ns) == (0o600, 7)
+
+
 def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db", REAL)
     log = OperationLog(state, REAL.clock)

@@ -272,7 +272,8 @@ class OperationLog:
 
         Rights keep their place, though: what was logged since may need the earlier ones (a file
         that is made in a directory before that becomes read-only), or may have been made so that
-        nobody has the later ones (a directory that was shut off before).
+        nobody has the later ones (a directory that was shut off before). What overwrites a file
+        keeps those that the file had: should its bytes be lost with RAM, what is left has them.
         """
         op = self.last_of(ino)
         if (
@@ -289,7 +290,8 @@ class OperationLog:
             return False  # its staging file has its attributes already
         if op.kind is OpKind.MKDIR and self._by_directory[ino]:
             return False  # times, too: what is made in the directory changes them
-        if op.seq != self._last_seq and meta.gives_rights(op.meta):
+        is_overwriting = op.kind is OpKind.STORE and op.seq not in self._creates
+        if (is_overwriting or op.seq != self._last_seq) and meta.gives_rights(op.meta):
             return False
         op.meta.merge(meta)
         self._save(op)
