@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from acpfs.config import WhenFull
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room
-from acpfs.filesystem.content.unseen_room import Account, Promise
+from acpfs.filesystem.content.unseen_room import Account, Lengthening, Promise
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import (
     UNBOUNDED_BYTES,
@@ -328,15 +328,16 @@ class Admission:
 
     # -- what became of it
 
-    async def grow(self, node: Node, size: int) -> None:
-        """Reserve what may be stored into a file that is about to become so long; waits as a write
-        does. The file was looked at in this step.
+    async def grow(self, node: Node, length: Lengthening) -> None:
+        """Reserve what may be stored into a file that is about to become so long, until `trim`;
+        waits as a write does. The file was looked at in this step.
 
         Where no mapping was expected, and yet there may be one, it takes what is there.
 
         Raises:
             OSError: ENOSPC: there will be no room. Files like this one are not admitted any more.
         """
+        size = length.size
         account = self._unseen.find(node)
         while account is not None and account.needed_bytes(size) > account.reserved_bytes:
             if not account.promise.covers_stores:
@@ -347,6 +348,8 @@ class Admission:
             else:
                 await self._wait_for_more(account, size)
             account = self._unseen.find(node)
+        if account is not None:
+            account.lengthening.append(length)
 
     async def _wait_for_more(self, account: Account, size: int) -> None:
         node = account.node
@@ -384,7 +387,7 @@ class Admission:
     def restored(self, handle: Handle) -> None:
         """A file was admitted by an earlier worker, and what was promised is not known any more.
 
-        What one can store into that may map it is reserved again, if it is there.
+        What one can store into that may map it is reserved again.
         """
         account = self._unseen.open(handle.node, handle, may_map=handle.may_map)
         if handle.may_map:
@@ -393,7 +396,7 @@ class Admission:
             account.is_mapped = True  # its mapping leaves no trace
         elif handle.may_map and not handle.is_unexpected_to_map:
             self._promise(account, Promise.RESTORED)
-            self._unseen.provide(account)  # before others, who had nothing of their own
+            self._unseen.restore(account)  # before others, who had nothing of their own
         else:
             self._promise(account, Promise.UNKNOWN)
 
@@ -407,8 +410,13 @@ class Admission:
         account.is_mapped = True  # its mapping leaves no trace
         self._unseen.provide(account)
 
-    def trim(self, node: Node) -> None:
-        """Give back what a file does not need that did not become as long as it was to be."""
+    def trim(self, node: Node, length: Lengthening | None) -> None:
+        """Give back what a file does not need that did not become as long as it was to be, or
+        became shorter.
+        """
+        account = self._unseen.find(node)
+        if account is not None and length in account.lengthening:
+            account.lengthening.remove(length)
         self._unseen.trim(node)
 
     def stop(self, node: Node, *, stopped: bool) -> None:

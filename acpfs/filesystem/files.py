@@ -14,6 +14,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.closes import Closes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.reads import Reads
+from acpfs.filesystem.content.unseen_room import Lengthening
 from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.handles import Handles
@@ -97,11 +98,12 @@ class Files:
         if handle is not None:
             self._closes.changes(handle)
         node.handles += 1
+        length = Lengthening(size)
         try:
-            await self._lane_use.lengthens(node, size)
+            await self._lane_use.lengthens(node, length)
             await self._writable.truncate(node, size)
         finally:
-            self._lane_use.resized(node)
+            self._lane_use.resized(node, length)
             self._use.closed(node)
             if handle is not None:
                 self._closes.changed(handle)
@@ -180,15 +182,16 @@ class Files:
         handle = self._begin(number, offset + length)
         node = handle.node
         keeps_size = bool(mode & FALLOC_KEEP_SIZE)
+        longer = None if keeps_size else Lengthening(max(node.size, offset + length))
         try:
-            if not keeps_size:
-                await self._lane_use.lengthens(node, max(node.size, offset + length))
+            if longer is not None:
+                await self._lane_use.lengthens(node, longer)
             await self._ready(node)
             if not node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
                 node.body.reserved = True
             await self._contents.allocate(node, mode, offset, length, keep_size=keeps_size)
         finally:
-            self._lane_use.resized(node)
+            self._lane_use.resized(node, longer)
             self._closes.changed(handle)
 
     async def copy_range(

@@ -14,6 +14,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.close_states import CloseEvent
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.content.unseen_room import Lengthening
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.expectations import Use
 from acpfs.filesystem.hold import Hold
@@ -228,22 +229,22 @@ class LaneUse:
         """Whether its mapping has gone on for long after the descriptor was closed."""
         return bool(handle.closed_at) and self._lanes.now() - handle.closed_at > MAPPING_GOES_ON_S
 
-    async def lengthens(self, node: Node, size: int) -> None:
+    async def lengthens(self, node: Node, length: Lengthening) -> None:
         """Reserve room for stores through a mapping, before the file becomes so long; waits for it
-        as a write does.
+        as a write does. `resized` follows, whatever becomes of it.
 
         Raises:
             OSError: ENOSPC: there will be none.
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
-            await self._admission.grow(node, size)
+            await self._admission.grow(node, length)
 
-    def resized(self, node: Node) -> None:
+    def resized(self, node: Node, length: Lengthening | None) -> None:
         """The file has the length now that it is to have, or will not have it: what was reserved
         for more goes.
         """
-        self._admission.trim(node)
+        self._admission.trim(node, length)
 
     def restored(self, handle: Handle) -> None:
         """The handle was opened with an earlier worker, and goes on."""

@@ -62,6 +62,15 @@ class Promise(enum.Enum):
         return self is Promise.RESERVED or self is Promise.RESTORED
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengthening:
+    """A call that makes a file so long, from when there is room for it until the file has that
+    length, or will not have it. Calls of one length are two.
+    """
+
+    size: int
+
+
 @dataclass(slots=True, eq=False)
 class Account:
     """One file's room."""
@@ -90,6 +99,8 @@ class Account:
     """Bytes of such pages as an earlier worker has left."""
     growing: Future[None] | None = None
     """Somebody waits for room to make the file longer."""
+    lengthening: list[Lengthening] = field(default_factory=list)
+    """Who has that room, and not yet the length: nobody else's look at the present one takes it."""
 
     @property
     def may_store(self) -> bool:
@@ -107,13 +118,13 @@ class Account:
         return max(self.size, self.node.size) if self.promise is Promise.RESERVED else self.size
 
     def needed_bytes(self, size: int | None = None) -> int:
-        """What stores into a length, the present one by default, may still need: pages that are not
-        there.
+        """What stores into a length, the present one by default, and into each that is under way,
+        may still need: pages that are not there.
         """
         if not self.keeps_room or self.node.body.is_cold:
             return 0
         size = self.node.size if size is None else size
-        pages = _whole_pages(size)
+        pages = _whole_pages(max(size, *(one.size for one in self.lengthening), 0))
         # Where they are is not known, as to ask takes the inode lock: those behind the end, which
         # are there only by fallocate, are not in the length.
         behind = min(self.counted_bytes, max(self.found_behind, self.allocated_to - pages, 0))
@@ -229,6 +240,17 @@ class UnseenRoom:
                 return False
             account.reserved_bytes += missing
         return True
+
+    def restore(self, account: Account) -> None:
+        """Reserve what an earlier worker had reserved for stores into the present length, also
+        beyond the budget: those who go on do not ask again.
+
+        Others may have been let beyond it meanwhile, or it is smaller now; the tmpfs has the space.
+        """
+        if not self.provide(account):
+            missing = account.needed_bytes() - account.reserved_bytes
+            if self._tier.reserve_slack(missing, self._applicant(account.node), 0):
+                account.reserved_bytes += missing
 
     def own_bytes(self, node: Node, offset: int, length: int, size: int) -> int:
         """Of a range that the daemon is about to write or allocate: so much is reserved for the
