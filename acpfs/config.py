@@ -525,6 +525,20 @@ class Settings:
 
     Needs the program `openssl`, and a network between the members (see OPERATIONS).
     """
+    copies: Annotated[int, Check(_whole, and_(ge(0), le(1)))] = 0
+    """Other members that keep a copy of what is closed here, in their RAM, until it is persisted
+    (S580): 0 or 1.
+
+    The copy is made in the background. Needs `exchange`, which is `auto` then, and no `spill`.
+    """
+    copies_ram: Share = "25%"
+    """Most of the RAM tier's budget that this mount gives to copies of others (S583): bytes, or
+    percent of the budget; 0: it holds nothing. Counts where `exchange` is on.
+    """
+    failure_domain: str | None = None
+    """What fails together with this mount, as a rack's name (S581): copies are held by members with
+    another one; default: the host.
+    """
     peer_encryption: bool = True
     """Encrypt what members send each other; without, on a network that is the job's own, they still
     show their keys first (S546).
@@ -578,8 +592,17 @@ class Settings:
             raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
         if self.spill_mode is SpillMode.MIRROR and self.spill is None:
             raise ValueError("spill_mode = mirror needs a directory: spill")
+        if self.copies and self.spill is not None:
+            raise ValueError("copies = 1 and a spill directory: only one of the two")
+        if self.copies and self.exchange == OFF and "exchange" in self.given:
+            raise ValueError("copies = 1 needs exchange")
         if self.needs_native and self.transport is Transport.LIBFUSE:
             raise ValueError(f"{self.needs_native} needs the native transport")
+
+    @property
+    def listens(self) -> str:
+        """Where it is reached by others: `exchange`, or `auto` where copies need one."""
+        return AUTO if self.copies and self.exchange == OFF else self.exchange
 
     @property
     def needs_native(self) -> str:

@@ -130,6 +130,10 @@ class NodeRecord:
     port: int = 0
     key: str = ""
     """SHA-256 of the certificate by which it is known there, in hex."""
+    domain: str = ""
+    """What fails together with it, where that is not its host."""
+    holds: int = -1
+    """Bytes of RAM that it still gives to copies of others; -1: to none, or an older acpfs."""
     record_version: int = RECORD_VERSION
 
     def to_bytes(self) -> bytes:
@@ -222,7 +226,15 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     ),
     "started_at": (False, _is_number),
     **dict.fromkeys(
-        ("operations", "dirty_bytes", "withheld", "state_version", "record_version", "port"),
+        (
+            "operations",
+            "dirty_bytes",
+            "withheld",
+            "state_version",
+            "record_version",
+            "port",
+            "holds",
+        ),
         (False, _is_count),
     ),
     **dict.fromkeys(
@@ -237,6 +249,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
             "lock",
             "pending",
             "key",
+            "domain",
         ),
         (False, _is_text),
     ),

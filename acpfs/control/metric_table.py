@@ -149,6 +149,18 @@ GAUGES: dict[str, Gauge] = {
         "1: a reboot of the node loses nothing but what is behind",
         lambda s: None if s.spill is None or s.spill.mirror is None else _mirror_on(s.spill),
     ),
+    "copies_on": Gauge(
+        "1: another node holds a copy of what is not persisted, as far as it came",
+        lambda s: None if s.copies is None else float(s.copies.state == "on"),
+    ),
+    "copies_behind_bytes": Gauge(
+        "bytes of files that the loss of this node would take, with what came after them",
+        lambda s: None if s.copies is None else s.copies.behind_bytes,
+    ),
+    "copies_behind_files": Gauge(
+        "files that have no copy at another node yet",
+        lambda s: None if s.copies is None else s.copies.behind_files,
+    ),
     "mirror_behind_bytes": Gauge(
         "bytes of files that are complete and have no copy yet",
         lambda s: (

@@ -83,6 +83,10 @@ class RamReport:
 
     0 where it has no tmpfs of its own.
     """
+    held_bytes: int = field(
+        default=0, metadata=gauge("what the RAM tier holds of other nodes (`copies_ram`)")
+    )
+    """Copies of other nodes' files and logs; not among the used ones."""
     tmpfs_size_bytes: int = 0
     """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget
     was lowered.
@@ -131,6 +135,58 @@ class SpillReport:
     """What the disk said last."""
     mirror: MirrorReport | None = None
     """None: the mode is to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesReport:
+    """What another node holds of this mount (`copies`): what its loss would leave."""
+
+    state: str
+    """on, seeding (the copy is being begun), or off, and `why`."""
+    why: str | None
+    """Why it is off or being begun."""
+    holder: str | None
+    """The node that holds the copy."""
+    until: int
+    """Operations up to this number would be drained from there; what follows would be lost with
+    this node.
+    """
+    behind_files: int
+    """Files that have no copy yet, and `behind_bytes` their sizes: what would be lost now, with
+    what was done after it.
+    """
+    behind_bytes: int
+    """Sizes of files that have no copy yet."""
+    pending: int
+    """Steps that the holder does not have yet."""
+    files: int
+    """That have a copy and are not persisted."""
+    bytes: int
+    """Of copies."""
+    copied_files: int
+    """That were copied since the daemon started."""
+    copied_bytes: int
+    """Their bytes."""
+    failures: int
+    """Times that a holder failed, or had no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCopyReport:
+    """What this mount holds of another node."""
+
+    node: str
+    """Whose it is."""
+    files: int
+    """Copies, and the journal's two."""
+    bytes: int
+    """What they take of RAM."""
+    until: float
+    """All that was closed there before then is here, by its clock; seconds since the epoch."""
+    silent_s: float
+    """Since it was heard of last."""
+    claimed: bool
+    """Its log was claimed: nothing more is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +554,10 @@ class Status:
     """Paths that are urgent now."""
     spill: SpillReport | None = None
     """None: the mount has no spill directory."""
+    copies: CopiesReport | None = None
+    """null: nothing is copied to other nodes (`copies = 0`)."""
+    held: list[HeldCopyReport] = field(default_factory=list)
+    """What is held of other nodes, the largest first."""
     guarded: list[GuardedReport] = field(default_factory=list)
     """Deleted checkpoints whose deletion is held back; `release` lets go."""
     guarded_operations: int = 0

@@ -35,6 +35,11 @@ HAS_PATIENCES = 4
 """One more than the process takes for a question to a member that is gone, by its connection."""
 GET_MAX_S = 20.0
 """So long a range may take; the process ends each by itself, unless it stands still."""
+HOLD_PATIENCE_S = 5.0
+"""So long a member may say nothing to whoever has copies kept there: then another one is chosen."""
+HOLD_MAX_S = 40.0
+"""The process ends each such question by itself before that, unless it stands still."""
+NO_KEEPER: Message = {"refused": "it holds nothing for others"}
 FAILURES_MAX = 3
 LEFT_ALONE_S = 5.0
 SILENT_MAX = 3
@@ -77,6 +82,20 @@ class Lender(Protocol):
 
     def end(self, loan: Loan) -> bool:
         """It is not needed any more: whether its bytes are what they were when it began."""
+        ...
+
+
+class CopyKeeper(Protocol):
+    """What this member keeps for others. Called in the exchange's thread: nothing here may wait."""
+
+    def heed(self, origin: str, said: object) -> Message:
+        """What a member says of what it has kept here; the answer."""
+        ...
+
+    def room(self, origin: str, said: object) -> tuple[Message, int]:
+        """A descriptor of the file into which its bytes go, the caller's to close; -1: it gets
+        none, and the answer says why.
+        """
         ...
 
 
@@ -133,11 +152,13 @@ class Exchange:
         directory: KnownMembers,
         lender: Callable[[], Lender],
         runtime: Runtime,
+        keeper: Callable[[], CopyKeeper | None] = lambda: None,
     ) -> None:
-        """`lender`: asked for when the first member wants something."""
+        """`lender`, `keeper`: asked for when the first member wants something."""
         self._place = place
         self._directory = directory
         self._lender = lender
+        self._keeper = keeper
         self._threads = runtime.threads
         self._clock: Clock = runtime.clock
         self._lock = threading.Lock()
@@ -249,10 +270,25 @@ class Exchange:
                     file, message["offset"], message["size"], message["from"]
                 )
                 lent.add_done_callback(lambda done: self._lent(done, reply))
+            case "hold":
+                keeper = self._keeper()
+                said = message["said"]
+                reply(NO_KEEPER if keeper is None else keeper.heed(message["from"], said))
+            case "room":
+                self._make_room(message["from"], message["said"], reply)
             case "same":
                 reply({"same": self._ended(message["loan"], counts=True)})
             case "end":
                 self._ended(message["loan"], counts=False)
+
+    def _make_room(self, origin: str, said: object, reply: Reply) -> None:
+        keeper = self._keeper()
+        answer, fd = (NO_KEEPER, -1) if keeper is None else keeper.room(origin, said)
+        try:
+            reply(answer, [fd] if fd >= 0 else [])
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def _lent(self, lent: Future[Loan | None], reply: Reply) -> None:
         loan = None if lent.exception() is not None else lent.result()
@@ -324,20 +360,39 @@ class Exchange:
             return -1
         return answer.fds[0]
 
+    def hold(self, to: MemberAddress, said: Message) -> Message:
+        """Say something to a member that holds copies of ours; its answer.
+
+        Raises:
+            MemberFailedError: there is none.
+        """
+        message: Message = {"do": "hold", "to": to.told(), "said": said}
+        return self._answer(to, *self._asked(message, (), HOLD_PATIENCE_S), HOLD_MAX_S).said
+
+    def put(self, to: MemberAddress, said: Message, fd: int, position: int) -> Message:
+        """Send it bytes of a file, `said["size"]` from that position of the descriptor on; its
+        answer.
+
+        Raises:
+            MemberFailedError: it does not take them, or says nothing.
+        """
+        message: Message = {"do": "put", "to": to.told(), "said": said, "from": position}
+        return self._answer(to, *self._asked(message, (fd,), HOLD_PATIENCE_S), HOLD_MAX_S).said
+
     def took(self, node: str, size: int) -> None:
         """Bytes of a member became part of a file here."""
         with self._lock:
             self.counts.got[node] += size
 
     def _asked(
-        self, message: Message, fds: Sequence[int]
+        self, message: Message, fds: Sequence[int], patience_s: float = PATIENCE_S
     ) -> tuple[ChannelEnd, int, Future[Answer]]:
         with self._lock:
             end = self._end
         if end is None:
             raise MemberFailedError("there is no exchange process now")
         try:
-            return end, *end.ask({**message, "patience_s": PATIENCE_S}, fds)
+            return end, *end.ask({**message, "patience_s": patience_s}, fds)
         except ExchangeGoneError as error:
             raise MemberFailedError(str(error)) from error
 

@@ -12,10 +12,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from acpfs.exchange.channel_ends import ChannelEnd, Reply
 from acpfs.exchange.exchange_records import MemberAddress, Message, VersionName
+from acpfs.exchange.hold_calls import HoldCalls
 from acpfs.exchange.listening import Listening, listening_on
 from acpfs.exchange.member_calls import MemberCalls
 from acpfs.exchange.member_links import LinkFailedError, OwnName
@@ -33,6 +35,7 @@ class ExchangeProcess:
         self._threads = Threads()
         self._end = ChannelEnd(channel, self._heed, self._unwanted, waits=True)
         self._calls: MemberCalls | None = None
+        self._holds: HoldCalls | None = None
         self._listening: Listening | None = None
 
     def run(self) -> None:
@@ -52,12 +55,15 @@ class ExchangeProcess:
             self._threads.start("has", _tried, self._has, message, reply)
         elif message["do"] == "get":
             self._threads.start("get", _tried, self._get, message, reply)
+        elif message["do"] in ("hold", "put"):
+            self._threads.start("hold", _tried, partial(self._hold, fds), message, reply)
 
     def _begin(self, message: Message, fds: list[int]) -> None:
         own = OwnName(
             message["volume"], message["node"], Path(message["directory"]), message["plain"]
         )
         self._calls = MemberCalls(own)
+        self._holds = HoldCalls(own)
         self._listening = Listening(own, self._end, self._threads)
         self._listening.begin(listening_on(fds))
         for fd in fds:
@@ -68,6 +74,22 @@ class ExchangeProcess:
         to = MemberAddress.heard(message["to"])
         file = VersionName.heard(message["file"])
         reply(self._calls.has(to, file, message["patience_s"]).told())
+
+    def _hold(self, fds: list[int], message: Message, reply: Reply) -> None:
+        assert self._holds is not None
+        to = MemberAddress.heard(message["to"])
+        try:
+            if message["do"] == "hold":
+                reply(self._holds.hold(to, message["said"], message["patience_s"]))
+            else:
+                reply(
+                    self._holds.put(
+                        to, message["said"], (fds[0], message["from"]), message["patience_s"]
+                    )
+                )
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _get(self, message: Message, reply: Reply) -> None:
         assert self._calls is not None

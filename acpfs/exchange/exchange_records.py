@@ -14,6 +14,8 @@ GET_BYTES_MAX = 4 << 20
 PART_BYTES = 8 << 20
 """What belongs to one member: large enough for a storage that likes long reads."""
 PATH_BYTES_MAX = 4096
+PUT_BYTES_MAX = 4 << 20
+"""Of a file that is held, in one message."""
 KEY_CHARS = 64
 """Of a fingerprint: SHA-256 in hex."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from acpfs.exchange.channel_ends import Answer, ChannelEnd, ExchangeGoneError
 from acpfs.exchange.exchange_records import (
     GET_BYTES_MAX,
+    PUT_BYTES_MAX,
     Availability,
     Has,
     Message,
@@ -42,6 +43,10 @@ WAIT_MAX_S = 5.0
 """So long a range may wait for its bytes, or its turn; then its reader helps itself."""
 SAYS_SAME_S = 5.0
 """So long after its last byte the reader of a range may take to say that it has all."""
+HOLD_S = 10.0
+"""So long the worker may take to say what becomes of a word or of bytes that it is to hold."""
+PIECE_MAX_S = 20.0
+"""A member that takes longer for a piece of what is held here is slower than any storage."""
 IDLE_S = 60.0
 ACCEPT_AGAIN_S = 0.2
 
@@ -155,6 +160,13 @@ class Listening:
         return self._worker.wait(*self._worker.ask(message), timeout_s)
 
     def _heed(self, link: MemberLink, node: str, message: Message) -> None:
+        if message.get("do") == "hold":
+            answer = self._ask({"do": "hold", "from": node, "said": message.get("said")}, HOLD_S)
+            link.send(_refusal("it does not answer itself") if answer is None else _told(answer))
+            return
+        if message.get("do") == "put":
+            self._keep(link, node, message.get("said"))
+            return
         file = VersionName.heard(message.get("file"))
         if message.get("do") == "has":
             answer = self._ask({"do": "has", "from": node, "file": file.told()}, WAIT_MAX_S)
@@ -165,6 +177,31 @@ class Listening:
         size = whole_number(message, "size", 1, GET_BYTES_MAX)
         offset = whole_number(message, "offset", 0, file.size - size)
         self._give(link, node, file, offset, size)
+
+    # -- keeping for others
+
+    def _keep(self, link: MemberLink, node: str, said: object) -> None:
+        """Bytes of a file that this member holds for another one: the worker says where they go, or
+        why nowhere.
+        """
+        if not isinstance(said, dict):
+            raise ValueError("nothing that is to be held")  # noqa: TRY004 - of content
+        size = whole_number(said, "size", 1, PUT_BYTES_MAX)
+        position = whole_number(said, "at", 0, (1 << 62) - size)
+        buffer = bytearray(size)  # asked first, a sender would wait once more for each piece
+        link.limit(HANDSHAKE_S)
+        with memoryview(buffer) as view:
+            link.receive_into(view, PIECE_MAX_S)
+        answer = self._ask({"do": "room", "from": node, "said": said}, HOLD_S)
+        if answer is None:
+            link.send(_refusal("it does not answer itself"))
+            return
+        try:
+            if answer.fds:
+                _write_all(answer.fds[0], buffer, position)
+            link.send(_told(answer))
+        finally:
+            answer.close()
 
     # -- giving
 
@@ -233,6 +270,22 @@ class Listening:
             future.result(NEWS_S)
             return True
         return False
+
+
+def _told(answer: Answer) -> Message:
+    return {name: value for name, value in answer.said.items() if name != "re"}
+
+
+def _refusal(why: str) -> Message:
+    return {"refused": why}
+
+
+def _write_all(fd: int, data: bytearray, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, position)
+        view = view[done:]
+        position += done
 
 
 def _available(answer: Answer) -> Message:

@@ -37,8 +37,10 @@ TURN_S = 5.0
 class MemberCalls:
     """To all members."""
 
-    def __init__(self, own: OwnName) -> None:
+    def __init__(self, own: OwnName, links_max: int = LINKS_MAX) -> None:
+        """`links_max`: to one member at the same time."""
         self._own = own
+        self._links_max = links_max
         self._changed = threading.Condition()
         self._idle: dict[MemberAddress, list[MemberLink]] = {}
         self._used: Counter[MemberAddress] = Counter()
@@ -50,7 +52,7 @@ class MemberCalls:
         Raises:
             LinkFailedError: no answer.
         """
-        with self._link(to, patience_s) as link:
+        with self.link(to, patience_s) as link:
             link.limit(patience_s)
             link.send({"do": "has", "file": file.told()})
             return Availability.heard(link.receive())
@@ -65,7 +67,7 @@ class MemberCalls:
         Raises:
             LinkFailedError: it does not answer.
         """
-        with self._link(to, patience_s) as link:
+        with self.link(to, patience_s) as link:
             link.limit(patience_s)
             link.send({"do": "get", "file": file.told(), "offset": offset, "size": size})
             until = time.monotonic() + WORDS_MAX_S
@@ -100,7 +102,7 @@ class MemberCalls:
             self._idle.clear()
 
     @contextlib.contextmanager
-    def _link(self, to: MemberAddress, patience_s: float) -> Iterator[MemberLink]:
+    def link(self, to: MemberAddress, patience_s: float) -> Iterator[MemberLink]:
         """A connection, for as long as the block takes; it is closed where that fails."""
         link = self._taken(to, patience_s)
         try:
@@ -116,7 +118,7 @@ class MemberCalls:
         until = time.monotonic() + TURN_S
         with self._changed:
             failed = self._failed[to]
-            while self._used[to] >= LINKS_MAX:
+            while self._used[to] >= self._links_max:
                 self._changed.wait(max(0.0, until - time.monotonic()))
                 # Who waits behind a member that is gone has no time-out of his own to spend on it.
                 if self._failed[to] != failed or time.monotonic() >= until:

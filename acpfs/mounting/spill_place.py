@@ -7,7 +7,8 @@ over asks it nothing. Not thread-safe: used at start and end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
@@ -21,13 +22,30 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
-from acpfs.writeback.copies.on_disk import DiskPlace
+from acpfs.writeback.copies.held_copies import held_scratch
+from acpfs.writeback.copies.on_disk import DiskCopies, DiskPlace
+from acpfs.writeback.copies.on_member import (
+    RECORDED,
+    HolderCandidate,
+    MemberJournals,
+    MemberPlace,
+    Words,
+)
 from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.sources.mirror import Mirror
-from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules, recorded_place
+from acpfs.writeback.sources.mirror import HOLDER_PATIENCE, Mirror
+from acpfs.writeback.sources.spill import (
+    Spill,
+    SpillPools,
+    SpillRules,
+    forget_copies,
+    recorded_place,
+)
 
 SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 10.0
+REST_MIN_S = 1.0
+REST_MAX_S = 8.0
+"""Between looks for a holder, where there was none."""
 _MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
@@ -56,6 +74,15 @@ def complaints(spill: Path, backing: Path | None) -> list[str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who may hold copies of this mount's, and how they are spoken to."""
+
+    words: Words
+    candidates: Callable[[], Sequence[HolderCandidate]]
+    own: HolderCandidate
+
+
 class SpillPlace:
     """The directory of one volume and node below the spill directory."""
 
@@ -67,7 +94,16 @@ class SpillPlace:
         Raises:
             RefusedError: they are not where this mount is to look.
         """
-        left = recorded_place(state)
+        recorded = recorded_place(state) or ""
+        self._earlier = recorded if recorded.startswith(RECORDED) else ""
+        left = Path(recorded) if recorded and not self._earlier else None
+        if left is not None and settings.copies:
+            raise RefusedError(
+                f"the last mount left files in the spill directory {left}: mount without copies "
+                "until they are drained"
+            )
+        if self._earlier and not settings.copies:
+            forget_copies(state)  # all bytes are in RAM as well
         if left is not None and settings.spill is not None and left != settings.spill:
             raise RefusedError(
                 f"the last mount left files in the spill directory {left}: mount with --spill "
@@ -107,11 +143,49 @@ class SpillPlace:
         assert self.path is not None
         return SpillDirectory(self.path / self._name, self._runtime.chance)
 
+    def _at_holder(
+        self, tier: Tier, operations: OperationLog, lower: Lower, holders: Holders
+    ) -> Callable[[RLock], Spill]:
+        place = MemberPlace(
+            holders.words,
+            holders.candidates,
+            holders.own,
+            held_scratch(tier),
+            self._runtime,
+            self._earlier,
+        )
+        mirror = Mirror(
+            MemberJournals(place),
+            self._state,
+            operations,
+            lower,
+            self._node_id,
+            self._runtime,
+            HOLDER_PATIENCE,
+        )
+        return lambda lock: Spill(
+            place,
+            self._state,
+            tier,
+            lock,
+            SpillRules(SpillMode.MIRROR, "100%", False, REST_MIN_S, REST_MAX_S),
+            SpillPools.make(self._runtime),
+            mirror=mirror,
+        )
+
     def maker(
-        self, tier: Tier, operations: OperationLog, lower: Lower
+        self,
+        tier: Tier,
+        operations: OperationLog,
+        lower: Lower,
+        holders: Holders | None,
     ) -> Callable[[RLock], Spill] | None:
-        """Makes the spill tier, given the file system's lock."""
+        """Makes the spill tier, given the file system's lock. `holders`: where other members hold
+        copies instead.
+        """
         settings = self._settings
+        if settings.copies:
+            return None if holders is None else self._at_holder(tier, operations, lower, holders)
         if self.path is None:
             return None
         closed = settings.spill is None
@@ -124,7 +198,7 @@ class SpillPlace:
             else None
         )
         return lambda lock: Spill(
-            directory,
+            DiskCopies(directory),
             state,
             tier,
             lock,

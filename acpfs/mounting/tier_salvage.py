@@ -82,7 +82,8 @@ def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved
     with _kept_out(tier):
         why, names = _names(tier, target, everything=everything)
         saved = []
-        for file in sorted((tier / DATA).iterdir(), key=lambda path: (len(path.name), path.name)):
+        files = [path for path in (tier / DATA).iterdir() if not path.is_dir()]  # none of others
+        for file in sorted(files, key=lambda path: (len(path.name), path.name)):
             if names is None or not file.name.isdigit() or int(file.name) not in names:
                 saved.append(_copy_unnamed(file, target, why))
             else:

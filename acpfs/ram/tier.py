@@ -37,6 +37,8 @@ UNCOUNTED_BYTES_MAX = 64 << 10
 """Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of
 24).
 """
+HELD = "held"
+"""A directory among the tier files: what this member holds for others."""
 UNREAD_NS = 1
 """The atime of a tier file that was neither read nor mapped since it was set. So old a one is
 replaced by the first that comes, also where atimes are kept as rarely as with `relatime`.
@@ -90,6 +92,8 @@ class Tier:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.reserved_bytes = 0
+        self.held_bytes = 0
+        """What is held for other members, and is in no tier file."""
         self.withheld_bytes = 0
         """Part of the budget that must not be used now, because the machine has not got it."""
         self.urgent_bytes = 0
@@ -112,6 +116,8 @@ class Tier:
         self.calls = RamFileCalls(runtime.threads)
         """Those on files that applications may hold up."""
         for name in os.listdir(self._dir_fd):
+            if name == HELD:
+                continue
             self.settle(TierId(int(name)))
             self._last_id = max(self._last_id, int(name))
         self.look_full()
@@ -393,7 +399,8 @@ class Tier:
         """What the budget still holds; for all but urgent files without what is kept for those, so
         that it may be less than nothing.
         """
-        free = self.budget_bytes - self.used_bytes - self.reserved_bytes - self.withheld_bytes
+        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
+        free -= self.held_bytes + self.withheld_bytes
         return free if urgent else free - self.urgent_bytes
 
     def most_bytes(self, *, urgent: bool = False) -> int:
@@ -501,6 +508,26 @@ class Tier:
         is served.
         """
         self.reserved_bytes -= size
+
+    def hold(self, size: int, *, force: bool = False) -> bool:
+        """Take bytes for what is held for another member; False where our own want them.
+
+        `force`: they are taken already.
+        """
+        if not force:
+            if self._turns.before(urgent=False):
+                return False
+            if (missing := size - self.free_bytes()) > 0:
+                self.ladder.make_room(missing)
+            if self.free_bytes() < size:
+                return False
+        self.held_bytes += size
+        return True
+
+    def let_held_go(self, size: int) -> None:
+        """They are free again."""
+        self.held_bytes -= size
+        self._wake()
 
     def keep(self, size: int) -> None:
         """Reserve what a file has just freed, for itself: nobody else had it meanwhile."""

@@ -31,6 +31,7 @@ from acpfs.config import AUTO, Settings
 from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
 from acpfs.exchange.beside import Exchange
+from acpfs.exchange.exchange_records import MemberAddress
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
 from acpfs.filesystem.filesystem import FileSystem
@@ -39,7 +40,7 @@ from acpfs.filesystem.upper import UpperLayer
 from acpfs.logger import get_logger, shown
 from acpfs.mounting.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.mounting.expected import ExpectedVolume
-from acpfs.mounting.spill_place import SpillPlace
+from acpfs.mounting.spill_place import Holders, SpillPlace
 from acpfs.ram import descriptor_limits, mounts, prefault_default
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
@@ -54,10 +55,13 @@ from acpfs.runtime.given import Runtime
 from acpfs.worker import exchanging, mirroring
 from acpfs.worker.bugs import end_by_bug
 from acpfs.worker.exchanging import MemberDirectory, Reached
+from acpfs.worker.held_copies_watch import HeldCopiesWatch
 from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
+from acpfs.writeback.copies.held_copies import HeldCopies
+from acpfs.writeback.copies.on_member import HolderCandidate
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.evidence.moving_names import MovingNames
 from acpfs.writeback.evidence.verify import Verifier
@@ -105,16 +109,19 @@ class Parts:
     prefault: Prefault
     cluster: Cluster
     exchange: Exchange | None
+    holding: HeldCopies
     scrubbing: Scrubbing
     history: History
     given: Runtime
     started_at: float = field(init=False)
+    holding_watch: HeldCopiesWatch = field(init=False)
     anchor: Anchor = field(init=False)
     fs: FileSystem = field(init=False)
 
     def __post_init__(self) -> None:
         self.started_at = self.given.clock.wall()
         self.fs = FileSystem(self.inner)
+        self.holding_watch = HeldCopiesWatch(self.holding, self.directory, self.given)
         self.anchor = Anchor(self.directory, self.identity.volume_id)
 
     def warnings(self) -> list[str]:
@@ -139,6 +146,9 @@ class Parts:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
         self.prefault.close()
         self.scrubbing.close()
+        self.holding_watch.close()
+        if self.inner.spill is not None:  # before what it may be spoken to by
+            mirroring.take_apart(self.inner.spill, nothing_left=nothing_left)
         if self.exchange is not None:
             self.exchange.close()
         if nothing_left:
@@ -147,8 +157,6 @@ class Parts:
         self.calls.close()
         self.copies.close()
         self.cluster.close()
-        if self.inner.spill is not None:
-            mirroring.take_apart(self.inner.spill, nothing_left=nothing_left)
         with self.fs.lock:  # a hung call's thread may come back at any time
             self.tier.close()
             self.state.close()
@@ -207,13 +215,17 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         reached = exchanging.reached(settings, runtime, identity)
         place.warnings += reached.warnings
         directory_of_members = MemberDirectory(lambda: cluster, given.clock)
-        exchange = exchanging.exchange(reached, directory_of_members, lambda: inner.lending, given)
+        upper = UpperLayer(state, tier, operations, tree, given)
+        holding = HeldCopies(tier, upper.lock, identity.volume_id, settings.copies_ram, given.clock)
+        exchange = exchanging.exchange(
+            reached, directory_of_members, lambda: inner.lending, given, lambda: holding
+        )
         kept: Kept = _kept(place, link, given)
         undo.callback(kept.close)
         prefault = _prefault(settings, place, tier, lambda: inner, given)
         inner: FileSystemParts = FileSystemParts(
             settings,
-            UpperLayer(state, tier, operations, tree, given),
+            upper,
             directory,
             Pools(calls.requests, copies, calls.fills),
             surroundings=Surroundings(
@@ -224,7 +236,12 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
                 members=exchange,
             ),
             kept=kept,
-            make_spill=spill.maker(tier, operations, directory),
+            make_spill=spill.maker(
+                tier,
+                operations,
+                directory,
+                _holders(settings, identity, reached, exchange, directory_of_members),
+            ),
         )
         manifest = Manifest(state, directory, inner.lock, identity.node_id)
         before = mirroring.journal(inner.spill, directory, identity)
@@ -253,6 +270,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             inner.awaited,
             given,
             reached,
+            holding,
         )
         scrub = RamScrub(
             inner.upper,
@@ -297,6 +315,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         prefault,
         cluster,
         exchange,
+        holding,
         _scrubbing(settings, scrub, inner, operations, given),
         history,
         given,
@@ -352,6 +371,7 @@ def _cluster(
     awaited: AwaitedNames,
     given: Runtime,
     reached: Reached,
+    holding: HeldCopies,
 ) -> Cluster:
     machine = leftovers.MachineId.this()
     who = NodeRecord(
@@ -367,6 +387,7 @@ def _cluster(
         addresses=list(reached.addresses),
         port=reached.port,
         key=reached.key,
+        domain=settings.failure_domain or "",
     )
     pool = CallPool("nodes", NODE_THREADS, given, calls.health)
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
@@ -379,10 +400,26 @@ def _cluster(
         engine.wake,
         pending=awaited.pending,
         texts=engine.texts_of_pointers,
+        holds=lambda: holding.offered() if reached.place is not None else -1,
     )
     return Cluster(
         records, who, drain, settings, pool, given, coherent=coherent, names=awaited.peers
     )
+
+
+def _holders(
+    settings: Settings,
+    identity: Identity,
+    reached: Reached,
+    exchange: Exchange | None,
+    members: MemberDirectory,
+) -> Holders | None:
+    if exchange is None:
+        return None
+    host = leftovers.MachineId.this().host
+    address = MemberAddress(identity.node_id, reached.addresses, reached.port, reached.key)
+    own = HolderCandidate(address, settings.failure_domain or host, 0)
+    return Holders(exchange, members.candidates, own)
 
 
 def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Link) -> Place:

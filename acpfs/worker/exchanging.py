@@ -31,6 +31,8 @@ from acpfs.links.keys import make_key
 from acpfs.links.tls import certificate_of
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
+from acpfs.writeback.copies.held_copies import HeldCopies
+from acpfs.writeback.copies.on_member import HolderCandidate
 from acpfs.writeback.members.cluster import Cluster
 
 LOOKS_MAX = 4
@@ -56,7 +58,7 @@ class Reached:
 
 def reached(settings: Settings, runtime: Path, identity: Identity) -> Reached:
     """Listen where the setting says, with this member's own key, made at the first time."""
-    if settings.exchange == OFF:
+    if settings.listens == OFF:
         return Reached()
     directory = runtime / "exchange" / f"{identity.volume_id}-{identity.node_id}"
     listeners: list[socket.socket] = []
@@ -67,11 +69,11 @@ def reached(settings: Settings, runtime: Path, identity: Identity) -> Reached:
             "the key by which members know each other (or exchange=off)",
         )
         key = fingerprint(certificate_of(directory))
-        listeners += _listening(addresses_of(settings.exchange))
+        listeners += _listening(addresses_of(settings.listens))
     except (OSError, ValueError, AcpfsError) as error:
         return Reached(
             warnings=[
-                f"nothing is exchanged with other members: {error} (exchange={settings.exchange})"
+                f"nothing is exchanged with other members: {error} (exchange={settings.listens})"
             ]
         )
     place = ExchangePlace(
@@ -90,11 +92,12 @@ def exchange(
     directory: MemberDirectory,
     lending: Callable[[], Lending],
     given: Runtime,
+    holding: Callable[[], HeldCopies],
 ) -> Exchange | None:
-    """None: nothing is exchanged. `lending`: when the first member asks."""
+    """None: nothing is exchanged. `lending`, `holding`: when the first member asks."""
     if reached.place is None:
         return None
-    return Exchange(reached.place, directory, lending, given)
+    return Exchange(reached.place, directory, lending, given, holding)
 
 
 def addresses_of(where: str) -> list[str]:
@@ -193,6 +196,18 @@ class MemberDirectory:
             ]
             self._known = (now, known)
         return known
+
+    def candidates(self) -> list[HolderCandidate]:
+        """Members that live and hold copies for others, by their records."""
+        return [
+            HolderCandidate(
+                MemberAddress(one.node, tuple(one.addresses), one.port, one.key),
+                one.domain or one.host,
+                one.holds,
+            )
+            for one in self._cluster().live_records()
+            if one.addresses and one.port and one.holds >= 0
+        ]
 
     def knows(self, node: str, key: str) -> Future[bool]:
         """By the record as it was last read, or, where that does not say so, as it is now: who

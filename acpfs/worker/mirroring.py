@@ -139,6 +139,11 @@ def recover(
     within(BACKING_WAIT_S, complaint, look_for_mark)
     if not marks:
         return
+    if "holder" in marks[0]:
+        raise RefusedError(
+            f"what the last mount did not drain is held by node {marks[0]['holder']}, in its RAM: "
+            f"`acpfs-ctl adopt {identity.node_id}` there drains it; {way_out}"
+        )
     told = f"what the last mount did not drain is mirrored in {marks[0].get('spill', '?')}"
     if settings.spill is None or not _is_mirror(settings):
         raise RefusedError(f"{told}: mount with --spill and --spill-mode mirror; {way_out}")

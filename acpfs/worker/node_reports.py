@@ -10,9 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from acpfs.backing.member_records import NodeRecord, NodeState
-from acpfs.control.reports import ClusterReport, ExchangeReport, NodeReport, WaitingPointerReport
+from acpfs.control.reports import (
+    ClusterReport,
+    CopiesReport,
+    ExchangeReport,
+    HeldCopyReport,
+    NodeReport,
+    WaitingPointerReport,
+)
 from acpfs.exchange.beside import ExchangeCounts
+from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.worker.assembly import Parts
+from acpfs.writeback.copies.on_member import MemberPlace
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.members.far_clocks import TOLD_S
@@ -93,6 +102,43 @@ def exchange_report(parts: Parts) -> ExchangeReport | None:
         failures=counts.failures,
         process=parts.exchange.pid,
     )
+
+
+def copies_report(parts: Parts, fs: FileSystemStatistics) -> CopiesReport | None:
+    """For `status`, under the lock."""
+    if not parts.settings.copies:
+        return None
+    spill = fs.spill
+    if spill is None or spill.mirror is None or fs.unmirrored is None or parts.inner.spill is None:
+        why = "no member can be reached"
+        return CopiesReport("off", why, None, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    behind = fs.unmirrored
+    place = parts.inner.spill.directory
+    why = spill.mirror.why
+    if place.is_broken and isinstance(place, MemberPlace):
+        why = place.why
+    return CopiesReport(
+        spill.mirror.state,
+        why or None,
+        None if place.is_broken else place.where,
+        behind.until,
+        behind.files,
+        behind.bytes,
+        spill.mirror.pending_transactions,
+        spill.files,
+        spill.used_bytes,
+        spill.copied_files,
+        spill.copied_bytes,
+        spill.failures,
+    )
+
+
+def held_reports(parts: Parts) -> list[HeldCopyReport]:
+    """For `status`."""
+    return [
+        HeldCopyReport(one.origin, one.files, one.bytes, one.until, one.silent_s, one.is_frozen)
+        for one in parts.holding.statistics()
+    ]
 
 
 def exchange_counters(parts: Parts) -> dict[str, int]:

@@ -57,8 +57,10 @@ from acpfs.worker.mapped_pages import MappedPages
 from acpfs.worker.node_reports import (
     cluster_counters,
     cluster_report,
+    copies_report,
     exchange_counters,
     exchange_report,
+    held_reports,
 )
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import engine_records
@@ -189,7 +191,9 @@ class WorkerSubject:
             bypass_reason=bypassed[1] if bypassed else None,
             conflicts=list(engine.conflicts),
             conflicts_total=engine.conflicts_total,
-            spill=_spill(fs.spill, fs.unmirrored),
+            spill=None if parts.settings.copies else _spill(fs.spill, fs.unmirrored),
+            copies=copies_report(parts, fs),
+            held=held_reports(parts),
             pace=self._pace.report(),
             guarded=list(engine.guard.checkpoints),
             guarded_operations=engine.guard.operations,
@@ -578,6 +582,7 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
         urgent_bytes=parts.tier.urgent_bytes,
         leaving_bytes=fs.tier.leaving_bytes,
         peak_bytes=fs.tier.peak_bytes,
+        held_bytes=parts.tier.held_bytes,
         tmpfs_used_bytes=places.taken_bytes(parts.place) if own else 0,
         tmpfs_size_bytes=places.size_bytes(parts.place) if own else 0,
     )

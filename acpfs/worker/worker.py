@@ -345,6 +345,7 @@ class Worker:
             self._parts.inner.spill.start()
         if self._parts.exchange is not None:
             self._parts.exchange.begin()
+            self._parts.holding_watch.begin()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)

@@ -47,7 +47,9 @@ BY_PATH = {
     "transport/native/hold_process.py": {"'/'"},
     "transport/native/kernel_lanes.py": {"f'/proc/self/fd/{fd}'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
+    "writeback/copies/held_copies.py": {"path"},
     "writeback/copies/on_disk.py": {"path"},
+    "writeback/copies/on_member.py": {"path"},
 }
 """By path, on purpose: the backing directory as the operator named it, an open inode
 (/proc/self/fd), runtime directory, RAM tier, spill directory, a directory that a probe has made.

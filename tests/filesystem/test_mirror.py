@@ -26,7 +26,7 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT
 from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.journal_place import Journal
-from acpfs.writeback.copies.on_disk import log_name
+from acpfs.writeback.copies.on_disk import DiskPlace, log_name
 from acpfs.writeback.sources.mirror import Mirror, read_mark
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
@@ -427,7 +427,9 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
         mirror = spilling(made).spill.mirror
         assert mirror is not None
         first = mirror._token
-        names = spilling(made).spill.directory.names
+        place = mirror._place
+        assert isinstance(place, DiskPlace)
+        names = place._directory.names
 
         def names_later() -> list[str]:
             monkeypatch.undo()
@@ -439,7 +441,7 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
                 assert mirror._changed.wait_for(lambda: mirror._seeded, 20)
             return names()
 
-        monkeypatch.setattr(spilling(made).spill.directory, "names", names_later)
+        monkeypatch.setattr(place._directory, "names", names_later)
         with mirror._marking:
             mirror._set_mark(first)
         await until(made, lambda: mirror.statistics().state == "on")

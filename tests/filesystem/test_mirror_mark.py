@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 
@@ -24,7 +24,7 @@ from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.sources.mirror import Mirror, read_mark
+from acpfs.writeback.sources.mirror import DISK_PATIENCE, Mirror, read_mark
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
@@ -72,7 +72,9 @@ def made(tmp_path: Path) -> Iterator[Made]:
     log = OperationLog(state, REAL.clock)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
-    mirror = Mirror(DiskPlace(directory), state, log, lower, "test", REAL, patience_s=WAIT_S)
+    mirror = Mirror(
+        DiskPlace(directory), state, log, lower, "test", REAL, replace(DISK_PATIENCE, wait_s=WAIT_S)
+    )
     with closing(state):
         yield Made(mirror, state, log, lower, directory, RLock())
         lower.go_on.set()

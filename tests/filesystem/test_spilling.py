@@ -23,6 +23,7 @@ from acpfs.filesystem.content.spilling import Spilling
 from acpfs.filesystem.records import Lane
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
+from acpfs.writeback.copies.on_disk import DiskCopies
 from acpfs.writeback.log.ops import Version, VersionState
 from acpfs.writeback.sources import spill as spill_module
 from tests.filesystem.world import CALLER, World, violations
@@ -54,6 +55,13 @@ async def until(made: World, wanted: Callable[[], bool]) -> None:
                     return
                 made.fs.freeze_old()
             await trio.sleep(0.002)
+
+
+def place_of(made: World) -> Path:
+    """Where the copies are."""
+    place = spilling(made).spill.directory
+    assert isinstance(place, DiskCopies)
+    return place.path
 
 
 async def rested(made: World) -> None:
@@ -265,9 +273,7 @@ def test_the_next_worker_drains_from_the_spill_directory(tmp_path: Path, mode: s
 
 def spoil(made: World, version: Version) -> None:
     """The disk changes some bytes of a copy."""
-    with (spilling(made).spill.directory.path / spilling(made).spill.copies[version.vid].name).open(
-        "r+b"
-    ) as file:
+    with (place_of(made) / spilling(made).spill.copies[version.vid].name).open("r+b") as file:
         file.seek(FILE // 2)
         file.write(b"rotten")
 
@@ -500,7 +506,7 @@ def test_sparse_and_empty_files_come_through(tmp_path: Path) -> None:
         await made.write(b"empty", b"")
         await until(made, lambda: len(spilling(made).spill.copies) == 2)
         copy = next(copy for copy in spilling(made).spill.copies.values() if copy.size)
-        assert (spilling(made).spill.directory.path / copy.name).stat().st_blocks * 512 < MIB
+        assert (place_of(made) / copy.name).stat().st_blocks * 512 < MIB
         await made.drained()
         assert (made.backing / "sparse").read_bytes() == bytes(40 * MIB) + b"end"
 

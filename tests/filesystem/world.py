@@ -228,7 +228,7 @@ def _spill(
         else None
     )
     return lambda lock: Spill(
-        directory,
+        on_disk.DiskCopies(directory),
         state,
         tier,
         lock,

@@ -167,7 +167,9 @@ def spill_of(
     pools = SpillPools(copies, reads)
     mode = SpillMode.MOVE if mirror is None else SpillMode.MIRROR
     rules = SpillRules(mode, budget)
-    return Spill(directory, upper.state, upper.tier, lock, rules, pools, mirror=mirror)
+    return Spill(
+        on_disk.DiskCopies(directory), upper.state, upper.tier, lock, rules, pools, mirror=mirror
+    )
 
 
 def salvaged(place: Path, mark: bytes | None, state: Path, chance: Chance) -> Salvaged | None:

@@ -203,6 +203,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
         *_urgent_facts(status),
         *_spill_fact(status),
+        *_copies_facts(status),
         *_cluster_fact(status),
         *_exchange_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
@@ -266,6 +267,42 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
             ),
         )
     ]
+
+
+def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
+    """Where the copy is, what would be lost if this node died now; what is held of others."""
+    facts = []
+    copies = status.get("copies")
+    if copies is not None:
+        where = f"1 of 1 at {copies['holder']}" if copies["holder"] else "0 of 1"
+        why = f" ({show.printable(copies['why'])})" if copies["why"] else ""
+        facts.append(
+            ("copies", f"{show.printable(where)}, {copies['state']}{why}; {_at_stake(copies)}")
+        )
+    for one in status.get("held", ()):
+        claimed = ", claimed" if one["claimed"] else ""
+        facts.append(
+            (
+                "held",
+                (
+                    f"{show.size(one['bytes'])} of {show.printable(one['node'])}, heard of "
+                    f"{show.duration(one['silent_s'])} ago{claimed}"
+                ),
+            )
+        )
+    return facts
+
+
+def _at_stake(copies: show.Json) -> str:
+    """What the loss of this node would take."""
+    if copies["state"] != "on":
+        return "all that is not persisted would be lost with this node"
+    if copies["behind_files"] or copies["pending"]:
+        return (
+            f"{copies['behind_files']} files ({show.size(copies['behind_bytes'])}) behind: they, "
+            "and what came after the first of them, would be lost with this node"
+        )
+    return "nothing would be lost with this node"
 
 
 def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:

@@ -31,12 +31,15 @@ from acpfs.ram.ladder import Rung
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_VERSION, Ino, Seq, VersionId
 from acpfs.writeback.log.ops import Op, Version, VersionState
+from acpfs.writeback.sources.mirror import Mirror
 from acpfs.writeback.sources.spill import COPY_THREADS, Spill
 
 SHORT_SHARE = 4
 """RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills
 that of 16 GiB in two seconds.
 """
+CLOCK_S = 0.5
+"""So often a holder is told that it has all, where it has."""
 LATER_S = 5.0
 """A version that could not be copied, because its file is being written, or may not leave RAM, is
 tried again after so long.
@@ -80,6 +83,7 @@ class Spilling:
         self._overflow = overflow
         self._state = upper.state
         self._mirrors = spill.mode is SpillMode.MIRROR
+        self._frees_ram = spill.directory.frees_ram
         self._live: dict[VersionId, Version] = {}
         self._by_age: list[VersionId] = []
         self._by_size: list[tuple[int, VersionId]] = []
@@ -100,10 +104,12 @@ class Spilling:
         """Those with other bytes than their file's content has: mostly copied at their close, as
         the kernel could have written on.
         """
+        self._clock_told = 0.0
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
-        tier.ladder.begins(Rung.SPILL, self._relieve)
+        if self._frees_ram:
+            tier.ladder.begins(Rung.SPILL, self._relieve)
         for op in log:
             if op.version is not None and op.version.is_local:
                 self.new(op.version)
@@ -135,7 +141,7 @@ class Spilling:
         if version.vid in self._doubled:
             self._to_share[version.vid] = version
         if version.vid in self.spill.copies:
-            if self._mirrors and version.tier_id:
+            if self._mirrors and self._frees_ram and version.tier_id:
                 self._to_leave[version.vid] = version
         elif version.vid not in self.spill.making:
             self._queue(version)
@@ -194,16 +200,32 @@ class Spilling:
     def look(self) -> None:
         """Begin what is to be done now; called after changes and about once a second."""
         self._looks = False
+        if not self._frees_ram:
+            self.spill.usable()  # a holder is looked for before there is something to be held
         if self.spill.mirror is not None:
             self.spill.mirror.look()
+            self._tell_clock(self.spill.mirror)
+        for vid in self.spill.take_forgotten():
+            if vid in self._live:
+                self._queue(self._live[vid])
         self._due()
         if self._mirrors:
             self._mirror()
-        short = self._short_bytes()
-        if short > 0:
+        if self._frees_ram and (short := self._short_bytes()) > 0:
             self._shed(short)
         if not self.spill.is_moving():
             self._room.look_again()
+
+    def _tell_clock(self, mirror: Mirror) -> None:
+        """A holder learns now and then that it has all: what was closed elsewhere before then names
+        nothing of ours that would be lost.
+        """
+        now = self.spill.calls.clock.now()
+        if self._frees_ram or now < self._clock_told + CLOCK_S or not mirror.is_current:
+            return
+        if not self.unmirrored().files:
+            self._clock_told = now
+            self.spill.tell_clock(self._log.clock.now())
 
     def _due(self) -> None:
         now = self.spill.calls.clock.now()
@@ -323,9 +345,10 @@ class Spilling:
 
     def copied(self, version: Version) -> None:
         if self._mirrors:
-            self._to_leave[version.vid] = version
-            if (short := self._short_bytes()) > 0:
-                self._shed(short)
+            if self._frees_ram:
+                self._to_leave[version.vid] = version
+                if (short := self._short_bytes()) > 0:
+                    self._shed(short)
         elif version.vid in self._live and not self._leave_ram(version):
             self.spill.forget(version)  # opened or changed meanwhile
             self.not_copied(version)

@@ -1,6 +1,7 @@
 """Where a journal is kept: what the mirror asks of a disk, or of whoever else keeps it.
 
-All calls may hang with that, and are made in the journal's own thread, but for `described`.
+All calls may hang with that, and are made in the journal's own thread, but for `described` and
+`is_ready`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class Journal(Protocol):
 class JournalPlace(Protocol):
     """Journals by their tokens, of which the mark on the backing directory names one."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether one can be begun there now; does not wait."""
+        ...
+
     def begin(self, token: str, snapshot: sqlite3.Connection) -> Journal:
         """A journal that has this state, safely, when it returns. Closes `snapshot`.
 
@@ -52,6 +58,6 @@ class JournalPlace(Protocol):
         """A journal that counts no more, and that nobody appends to."""
         ...
 
-    def described(self) -> dict[str, str]:
+    def described(self, token: str) -> dict[str, str]:
         """For the mark: where the next mount finds it."""
         ...

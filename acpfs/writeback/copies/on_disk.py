@@ -15,9 +15,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from acpfs.backing.filling import begin_write_out, forget_pages, write_all
 from acpfs.checksum import Checksum
 from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import Statement
+from acpfs.types import VersionId
 from acpfs.writeback.copies import journal_frames as frames
 
 LONG_BYTES = 64 << 20
@@ -70,8 +72,103 @@ class DiskJournal:
         os.close(self._fd)
 
 
+class DiskCopies:
+    """See `copy_place.CopyPlace`: in a spill directory, which is there all the time."""
+
+    frees_ram = True
+    is_broken = False
+
+    def __init__(self, directory: SpillDirectory) -> None:
+        self._directory = directory
+        self.path = directory.path
+
+    @property
+    def where(self) -> str:
+        """See `copy_place.CopyPlace`."""
+        return os.fspath(self.path.parent)
+
+    @property
+    def recorded(self) -> str:
+        """See `copy_place.CopyPlace`."""
+        return self.where
+
+    def begin(self) -> None:
+        """It is found."""
+
+    def is_too_small(self, _size: int) -> None:
+        """There is no other."""
+
+    def names(self) -> list[str]:
+        """See `copy_place.CopyPlace`."""
+        return self._directory.names()
+
+    def free_bytes(self) -> int:
+        """See `copy_place.CopyPlace`."""
+        return self._directory.free_bytes()
+
+    def new_name(self, vid: VersionId) -> str:
+        """See `copy_place.CopyPlace`."""
+        return self._directory.new_name(vid)
+
+    def new_copy(self, name: str) -> DiskCopy:
+        """See `copy_place.CopyPlace`."""
+        return DiskCopy(self._directory.create(name))
+
+    def open(self, name: str) -> int:
+        """See `copy_place.CopyPlace`."""
+        return self._directory.open(name)
+
+    def remove(self, name: str) -> None:
+        """See `copy_place.CopyPlace`."""
+        self._directory.remove(name)
+
+    def tell_clock(self, clock: float) -> None:
+        """Nobody asks."""
+
+    def sync_names(self) -> None:
+        """See `copy_place.CopyPlace`."""
+        self._directory.sync_names()
+
+    def give_up(self) -> None:
+        """See `copy_place.CopyPlace`."""
+        self._directory.give_up()
+
+
+class DiskCopy:
+    """See `copy_place.CopyFile`."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: of an empty file; closed by `close`."""
+        self._fd = fd
+
+    def buffer(self, size: int) -> memoryview:
+        """See `copy_place.CopyFile`."""
+        return memoryview(bytearray(size))
+
+    def write(self, piece: bytes | memoryview, position: int) -> None:
+        """See `copy_place.CopyFile`."""
+        write_all(self._fd, piece, position)
+        begin_write_out(self._fd, position, len(piece))
+
+    def clear(self) -> None:
+        """See `copy_place.CopyFile`."""
+        os.ftruncate(self._fd, 0)
+
+    def finish(self, size: int) -> None:
+        """See `copy_place.CopyFile`."""
+        os.ftruncate(self._fd, size)
+        os.fdatasync(self._fd)
+        forget_pages(self._fd)
+
+    def close(self) -> None:
+        """See `copy_place.CopyFile`."""
+        os.close(self._fd)
+
+
 class DiskPlace:
     """See `journal_place.JournalPlace`."""
+
+    is_ready = True
 
     def __init__(self, directory: SpillDirectory) -> None:
         self._directory = directory
@@ -122,7 +219,7 @@ class DiskPlace:
             if name.startswith(MIRROR_PREFIX):
                 yield name.removeprefix(MIRROR_PREFIX).partition(".")[0], name
 
-    def described(self) -> dict[str, str]:
+    def described(self, _token: str) -> dict[str, str]:
         """See `journal_place.JournalPlace`."""
         return {
             "spill": str(self._directory.path.parent),

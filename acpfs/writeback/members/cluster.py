@@ -99,6 +99,8 @@ class OwnDrain:
     """What others must not take for whole; called under the lock."""
     texts: Texts = lambda _paths: {}
     """What pointers say."""
+    holds: Callable[[], int] = lambda: -1
+    """Bytes that are given to copies of others yet; -1: none at any time. Called under the lock."""
 
 
 class Cluster:
@@ -143,6 +145,7 @@ class Cluster:
             lambda: self._call("read", records.read, who.node),
             runtime.chance,
         )
+        self._holds = drain.holds
         self._names = names or PeerNames(settings, runtime.clock)
         self._pending = drain.pending
         self._names.known = self._listed = False
@@ -321,6 +324,7 @@ class Cluster:
             operations=len(self._log),
             dirty_bytes=self._log.dirty_bytes,
             withheld=len(self._gate.withheld()),
+            holds=self._holds(),
             errors=tuple(filter(None, (self._own.rivalry, self._error))),
         )
 

@@ -30,10 +30,6 @@ from acpfs.writeback.copies.journal_place import Journal, JournalPlace
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
-PATIENCE_S = 10.0
-"""The drain waits no longer for a disk than this; then there is no mirror."""
-REST_S = 30.0
-"""After that, until the journal is begun anew."""
 PENDING_STATEMENTS_MAX = 500_000
 """About 200 MB: a disk that is so far behind is not going to catch up."""
 UNKNOWN_OPS_MAX = 1024
@@ -43,6 +39,34 @@ same name or node.
 """
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With the place of a journal."""
+
+    what: str
+    """It is, for people."""
+    wait_s: float
+    """The drain waits no longer for it than this; then there is no mirror."""
+    rest_s: float
+    """After that, until the journal is begun anew."""
+    complaint: str
+
+
+DISK_PATIENCE = Patience(
+    "disk",
+    10.0,
+    30.0,
+    "the mirror in the spill directory failed: what is not drained would not survive a reboot",
+)
+HOLDER_PATIENCE = Patience(
+    "holder",
+    2.0,
+    0.5,
+    "the copy at another member is behind: what is not drained would not survive the loss of this "
+    "node",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +112,15 @@ class Mirror:
         lower: Lower,
         node_id: str,
         runtime: Runtime,
-        patience_s: float = PATIENCE_S,
+        patience: Patience = DISK_PATIENCE,
     ) -> None:
         """Begins nothing; `begin` does."""
         self._place = place
         self._state = state
         self._operations = operations
         self._lower = lower
-        self._patience_s = patience_s
+        self._patience = patience
+        self._patience_s = patience.wait_s
         self._runtime = runtime
         self._now = runtime.clock.now
         self._mark = mark_path(node_id)
@@ -147,10 +172,19 @@ class Mirror:
         under the lock, about once a second.
         """
         has_rested = bool(self._why) and self._now() > self._rest_until
-        if not self._closing and (has_rested or self._is_long):
+        if not self._place.is_ready:
+            self.broken()
+        elif not self._closing and (has_rested or self._is_long):
             self.begin()
         elif self._seeded and self._marked != self._token and not self._marking.locked():
             self._mark_soon(self._token)
+
+    def broken(self) -> None:
+        """What was written there does not go on: a journal is begun anew when its place is ready
+        again.
+        """
+        with self._changed:
+            self._fail_locked(self._token, "its place is gone")
 
     def _mark_soon(self, token: str) -> None:
         """In a thread of its own: the backing directory may hang, and the journal must go on."""
@@ -174,7 +208,7 @@ class Mirror:
             self._pending.append(statements)
             self._pending_statements += len(statements)
             if self._pending_statements > PENDING_STATEMENTS_MAX:
-                self._fail_locked(self._token, "the disk is too slow")
+                self._fail_locked(self._token, f"the {self._patience.what} is too slow")
             self._changed.notify_all()
 
     def _run(self, token: str, snapshot: sqlite3.Connection) -> None:
@@ -229,10 +263,9 @@ class Mirror:
         self._seeded = False
         self._pending = []
         self._pending_statements = 0
-        self._rest_until = self._now() + REST_S
+        self._rest_until = self._now() + self._patience.rest_s
         log.warning(
-            "the mirror in the spill directory failed: what is not drained would not survive a "
-            "reboot",
+            self._patience.complaint,
             error=why,
         )
         self._changed.notify_all()
@@ -339,14 +372,15 @@ class Mirror:
         """
         with self._changed:
             met = self._changed.wait_for(
-                lambda: token != self._token or bool(self._why) or condition(), self._patience_s
+                lambda: token != self._token or bool(self._why) or condition(),
+                self._patience_s,
             )
             if not met:
-                self._fail_locked(token, "the disk does not answer")
+                self._fail_locked(token, f"the {self._patience.what} does not answer")
             return token == self._token and not self._why
 
     def _set_mark(self, token: str) -> None:
-        content = {"token": token, **self._place.described()}
+        content = {"token": token, **self._place.described(token)}
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
         self._marked = token
         self._may_be_marked = True
@@ -375,6 +409,13 @@ class Mirror:
             self._run_after()
 
     # -- the whole
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the journal that counts has every transaction that was made. Thread-safe."""
+        with self._changed:
+            is_on = not self._why and self._seeded and self._marked == self._token
+            return is_on and self._synced >= self._logged
 
     def statistics(self) -> MirrorStatistics:
         """Thread-safe."""

@@ -14,28 +14,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from typing import Protocol, TypeVar
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.filling import begin_write_out, forget_pages, write_all
+from acpfs.backing.filling import write_all
 from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.progress import Progress
 from acpfs.checksum import Checksum
 from acpfs.config import SpillMode, share_of
 from acpfs.errors import errno_name
 from acpfs.logger import get_logger
-from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
+from acpfs.ram.spill_directory import MIRROR_PREFIX
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.types import TierId, VersionId
+from acpfs.writeback.copies.copy_place import CopyFile, CopyPlace
 from acpfs.writeback.evidence.verify import MisreadError
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.sources.mirror import Mirror, MirrorStatistics
@@ -65,11 +65,18 @@ CREATE TABLE IF NOT EXISTS spill_place (path TEXT NOT NULL);
 log = get_logger(__name__)
 
 
-def recorded_place(state: StateDatabase) -> Path | None:
-    """The spill directory that an earlier mount left copies in; None: it left none."""
+def recorded_place(state: StateDatabase) -> str | None:
+    """Where an earlier mount, or worker, left copies (`CopyPlace.recorded`); None: nowhere."""
     state.create(DDL)
     rows = state.rows("SELECT path FROM spill_place WHERE EXISTS (SELECT 1 FROM spilled)")
-    return Path(rows[0][0]) if rows else None
+    return str(rows[0][0]) if rows else None
+
+
+def forget_copies(state: StateDatabase) -> None:
+    """Nobody needs the copies that an earlier mount left: all bytes are here."""
+    state.change("DELETE FROM spilled")
+    state.change("DELETE FROM spill_place")
+    state.commit()
 
 
 class SpillError(OSError):
@@ -116,6 +123,8 @@ class Copy:
     name: str
     size: int
     digest: str
+    place: str = ""
+    """As `CopyPlace.recorded` was when it was made."""
 
 
 class CopyListener(Protocol):
@@ -205,6 +214,9 @@ class SpillRules:
     """Bytes, or a share of what is free."""
     closed: bool = False
     """Make no new copies."""
+    rest_min_s: float = REST_MIN_S
+    rest_max_s: float = REST_MAX_S
+    """How long the place is left alone after a failure; doubles from failure to failure."""
 
 
 class Spill:
@@ -212,7 +224,7 @@ class Spill:
 
     def __init__(
         self,
-        directory: SpillDirectory,
+        directory: CopyPlace,
         state: StateDatabase,
         tier: Tier,
         lock: RLock,
@@ -231,6 +243,7 @@ class Spill:
         self._tier = tier
         self._lock = lock
         self._budget = rules.budget
+        self._rules = rules
         self.calls = pools.copies
         self.reads = pools.reads
         self._now = pools.copies.clock.now
@@ -239,11 +252,13 @@ class Spill:
         self._closed = rules.closed
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
+        self._forgotten: list[VersionId] = []
         self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = (
             self._copied_bytes
         ) = 0
         self._rest_until = 0.0
         self._last_error = ""
+        self._is_telling = False
         self.mirror = mirror
         self._when_safe = state.after_commit if mirror is None else mirror.when_safe
         """Puts the end of a copy off until no state that a next worker could find names it."""
@@ -254,11 +269,13 @@ class Spill:
             for vid, name, size, digest in rows
         }
         self.used_bytes = sum(copy.size for copy in self.copies.values())
+        if directory.frees_ram:
+            self._record_place()
+            self._state.commit()
+
+    def _record_place(self) -> None:
         self._state.change("DELETE FROM spill_place")
-        self._state.change(
-            "INSERT INTO spill_place VALUES (?)", (os.fspath(directory.path.parent),)
-        )
-        self._state.commit()
+        self._state.change("INSERT INTO spill_place VALUES (?)", (self.directory.recorded,))
 
     # -- the disk
 
@@ -273,8 +290,12 @@ class Spill:
 
         The journal that counts may be an earlier worker's, too.
         """
+        self.directory.begin()
         found = self.directory.names()
         with self._lock, self._state.step():
+            if not self.directory.frees_ram:
+                self._forget_all_but(found)
+                self._record_place()
             needed = {copy.name for copy in self.copies.values()} | self._fresh
             left = [
                 name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)
@@ -286,6 +307,21 @@ class Spill:
             for name in left:
                 self.directory.remove(name)
         self.set_budget(self._budget)
+
+    def _forget_all_but(self, found: Collection[str]) -> None:
+        """Copies that are not there any more, with their place, are to be made again."""
+        there = set(found)
+        for copy in [one for one in self.copies.values() if one.name not in there]:
+            del self.copies[copy.vid]
+            self.used_bytes -= copy.size
+            self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+            self._forgotten.append(copy.vid)
+
+    def take_forgotten(self) -> list[VersionId]:
+        """Versions whose copies are gone since this was asked last."""
+        forgotten = self._forgotten
+        self._forgotten = []
+        return forgotten
 
     def set_budget(self, budget: int | str) -> None:
         """Bytes, or a share of what is free now and what is used already. Asks the disk."""
@@ -309,21 +345,24 @@ class Spill:
         """
         if self._closed or self._now() < self._rest_until or self.calls.health.is_stuck():
             return False
-        if not self._ready:
-            self._rest_until = self._now() + REST_MIN_S
+        if not self._ready or self.directory.is_broken:
+            self._rest_until = self._now() + self._rules.rest_min_s
             self.start()
-        return self._ready
+        return self._ready and not self.directory.is_broken
 
     def takes(self, size: int) -> bool:
         """Whether a copy of that size may be made now."""
         if not self.usable():
             return False
-        self._is_full = self.used_bytes + self.reserved_bytes + size > self.budget_bytes
+        needed = self.used_bytes + self.reserved_bytes + size
+        self._is_full = needed > self.budget_bytes
+        if self._is_full:
+            self.directory.is_too_small(needed)
         return not self._is_full
 
     def is_moving(self) -> bool:
         """Whether copies are being made, by a disk that answers."""
-        return bool(self.making) and not self.calls.health.is_stuck()
+        return self.directory.frees_ram and bool(self.making) and not self.calls.health.is_stuck()
 
     @property
     def reserved_bytes(self) -> int:
@@ -333,12 +372,17 @@ class Spill:
     def _failed(self, error: BaseException) -> None:
         self._failures += 1
         self._failed_in_a_row += 1
-        rest_s = min(REST_MAX_S, REST_MIN_S * 2 ** min(self._failed_in_a_row - 1, 10))
+        rest_s = min(
+            self._rules.rest_max_s, self._rules.rest_min_s * 2 ** min(self._failed_in_a_row - 1, 10)
+        )
         self._rest_until = self._now() + rest_s
+        is_news = str(error) != self._last_error or self.directory.frees_ram
         self._last_error = str(error)
+        if not is_news:
+            return
         log.warning(
-            "the spill directory failed: nothing is lost, acpfs goes on without it for a while",
-            directory=str(self.directory.path),
+            "the place of copies failed: nothing is lost, acpfs goes on without it for a while",
+            directory=self.directory.where,
             error=errno_name(error.errno) if isinstance(error, OSError) else type(error).__name__,
             detail=str(error),
             seconds=rest_s,
@@ -364,20 +408,16 @@ class Spill:
     def _copy(self, making: Making) -> Copy:
         """In a thread of the pool."""
         making.call = current_call()
+        place = self.directory.recorded
         vid = making.version.vid
         name = self.directory.new_name(making.version.vid)
         with self._lock:
             self._fresh.add(name)
         try:
-            fd = self.directory.create(name)
-            try:
-                digest = self._fill(making, fd)
-                os.fdatasync(fd)
+            with contextlib.closing(self.directory.new_copy(name)) as file:
+                digest, size = self._fill(making, file)
+                file.finish(size)
                 making.progress()
-                forget_pages(fd)
-                size = os.fstat(fd).st_size
-            finally:
-                os.close(fd)
             self.directory.sync_names()
         except BaseException:
             with contextlib.suppress(OSError):
@@ -385,14 +425,14 @@ class Spill:
             with self._lock:
                 self._fresh.discard(name)
             raise
-        return Copy(vid, name, size, digest)
+        return Copy(vid, name, size, digest, place)
 
-    def _fill(self, making: Making, fd: int) -> str:
+    def _fill(self, making: Making, file: CopyFile) -> tuple[str, int]:
         for _attempt in range(RENEWALS_MAX):
             with self._lock:
                 renewals = making.version.renewals
                 size = making.version.size
-            digest = self._fill_once(making, fd, size)
+            digest = self._fill_once(making, file, size)
             with self._lock:
                 if making.abandoned:
                     raise AbandonedError
@@ -400,25 +440,23 @@ class Spill:
                     making.listener.still_frozen(making.version)
                     and making.version.renewals == renewals
                 ):
-                    return digest
-            os.ftruncate(fd, 0)
+                    return digest, size
+            file.clear()
         raise UnsteadyError
 
-    def _fill_once(self, making: Making, fd: int, size: int) -> str:
+    def _fill_once(self, making: Making, file: CopyFile, size: int) -> str:
         hasher = Checksum()
         position = 0
-        buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
+        buffer = file.buffer(min(size, PIECE_BYTES))
         with contextlib.closing(Source(making, self._tier, self._lock, buffer, self)) as source:
             while position < size:
                 count, is_hole = source.read(position, min(size - position, len(buffer)))
                 piece = bytes(count) if is_hole else buffer[:count]
                 hasher.update(piece)
                 if not is_hole:
-                    write_all(fd, piece, position)
-                    begin_write_out(fd, position, count)
+                    file.write(piece, position)
                 position += count
                 making.progress()
-        os.ftruncate(fd, size)
         return hasher.hexdigest()
 
     def _made(self, making: Making, done: Future[Copy]) -> None:
@@ -438,6 +476,9 @@ class Spill:
         self._failed_in_a_row = 0
         if making.abandoned:
             self._remove(copy.name)
+            return
+        if copy.place != self.directory.recorded:  # what it was copied to counts no more
+            making.listener.not_copied(making.version)
             return
         self._copied_files += 1
         self._copied_bytes += copy.size
@@ -462,6 +503,17 @@ class Spill:
 
     def _remove(self, name: str) -> None:
         self.calls.submit("remove", self.directory.remove, name)
+
+    def tell_clock(self, clock: float) -> None:
+        """See `CopyPlace`; behind whoever says so. Late is as good as not at all."""
+        if not self._is_telling:
+            self._is_telling = True
+            self.calls.submit("clock", self.directory.tell_clock, clock).add_done_callback(
+                self._told_clock
+            )
+
+    def _told_clock(self, _done: Future[None]) -> None:
+        self._is_telling = False
 
     # -- reading
 
@@ -515,7 +567,7 @@ class Spill:
             self._last_error = f"version {version.vid} reads back differently"
         log.error(
             "a copy in the spill directory is not what was written: it is not stored",
-            file=str(self.directory.path / copy.name),
+            file=f"{self.directory.where}: {copy.name}",
             expected=copy.digest,
             found=digest,
         )
@@ -587,7 +639,7 @@ class Spill:
     def statistics(self) -> SpillStatistics:
         """Under the lock."""
         return SpillStatistics(
-            directory=os.fspath(self.directory.path.parent),
+            directory=self.directory.where,
             mode=self.mode.value,
             state=self._state_word(),
             budget_bytes=self.budget_bytes,

@@ -1,0 +1,553 @@
+"""Copies and journal at another member, its *holder*: the same files as in a spill directory, in
+its RAM, under a session.
+
+    begin    → the holder makes room for a session, or says why not
+    put      → bytes of a file; each is answered when the holder has them
+    whole    → a copy has all its bytes
+    remove   → files that are not needed any more
+    clock    → all that was closed here before then has its copy there, with the journal
+    release  → the session is over
+
+A holder that does not answer, or refuses, is left alone for a while, and another one is chosen, in
+another failure domain, with a new session. One that has only lost its connection is asked first
+whether it has the old session still. Thread-safe; every call may wait for the holder, as long as
+the exchange lets it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from acpfs.checksum import Checksum
+from acpfs.exchange.exchange_records import PUT_BYTES_MAX, MemberAddress, Message
+from acpfs.logger import get_logger
+from acpfs.ram.spill_directory import MIRROR_PREFIX
+from acpfs.ram.state import Statement
+from acpfs.runtime.given import Runtime
+from acpfs.types import VersionId
+from acpfs.writeback.copies import journal_frames as frames
+from acpfs.writeback.copies.on_disk import LONG_BYTES, LONG_SEEDS, log_name, seed_name
+
+RECORDED = "member:"
+"""Begins what the state says of where copies are, where they are at a holder."""
+LEFT_ALONE_S = 30.0
+"""A holder that failed or refused is asked again after so long, or when there is no other."""
+NAMES_PER_WORD = 200
+"""In one message."""
+MIRROR_TOKENS = 64
+"""Sessions of journals that are remembered, for the mark."""
+
+log = get_logger(__name__)
+
+
+class HolderError(OSError):
+    """The holder's, or that there is none."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EHOSTDOWN, why)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderCandidate:
+    """A member that could hold copies."""
+
+    address: MemberAddress
+    domain: str
+    """It fails with those of the same one."""
+    free_bytes: int
+    """What it gives to others yet, as it last said."""
+
+
+class Words(Protocol):
+    """How a holder is spoken to: see `acpfs.exchange.beside.Exchange`."""
+
+    def hold(self, to: MemberAddress, said: Message) -> Message: ...
+    def put(self, to: MemberAddress, said: Message, fd: int, position: int) -> Message: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HolderSession:
+    """What one holder has of us."""
+
+    holder: str
+    token: str
+    address: MemberAddress
+
+    def told(self) -> dict[str, str]:
+        """For the mark."""
+        return {"holder": self.holder, "session": self.token}
+
+
+class MemberPlace:
+    """See `copy_place.CopyPlace` and `journal_place.JournalPlace`: one of each."""
+
+    frees_ram = False
+
+    def __init__(
+        self,
+        words: Words,
+        candidates: Callable[[], Sequence[HolderCandidate]],
+        own: HolderCandidate,
+        scratch: Path,
+        runtime: Runtime,
+        earlier: str = "",
+    ) -> None:
+        """`candidates`: members that live and hold for others, as far as is known. `scratch`: a
+        directory of a tmpfs. `earlier`: where an earlier worker had them, as `recorded` has it.
+        """
+        self._words = words
+        self._candidates = candidates
+        self._own = own
+        self._scratch = scratch
+        self._chance = runtime.chance
+        self._threads = runtime.threads
+        self._now = runtime.clock.now
+        self._lock = threading.Lock()
+        self._session = _session_of(earlier)
+        self._is_broken = True
+        self._why = "no holder was chosen yet"
+        self._failed: dict[str, float] = {}
+        """Member → when it failed or refused."""
+        self._free_bytes = 0
+        self._needed_bytes = 0
+        self._tokens: set[str] = set()
+        """Of journals that the session has."""
+        self._of_journal: dict[str, HolderSession] = {}
+        """Token → where it is; the newest ones."""
+        self._to_remove: list[str] = []
+        self._removing = threading.Lock()
+        self.sessions = 0
+        """That were begun."""
+
+    # -- the holder
+
+    @property
+    def where(self) -> str:
+        with self._lock:
+            return "" if self._session is None else self._session.holder
+
+    @property
+    def recorded(self) -> str:
+        """See `copy_place.CopyPlace`."""
+        with self._lock:
+            one = self._session
+            return "" if one is None else f"{RECORDED}{one.holder}:{one.token}"
+
+    @property
+    def why(self) -> str:
+        """Why there is no holder now; "": there is one."""
+        with self._lock:
+            return self._why if self._is_broken else ""
+
+    @property
+    def is_broken(self) -> bool:
+        with self._lock:
+            return self._is_broken
+
+    @property
+    def is_ready(self) -> bool:
+        """See `journal_place.JournalPlace`."""
+        return not self.is_broken
+
+    def begin(self) -> None:
+        """Go on with the session that there is, if its holder has it still; else choose another.
+
+        Raises:
+            HolderError: nobody takes it now.
+        """
+        with self._lock:
+            session = self._session
+            if not self._is_broken:
+                return
+        if session is not None and self._resumed(session):
+            return
+        self._begin_at(self._ranked())
+
+    def _resumed(self, session: HolderSession) -> bool:
+        """By its address as it is now: it may have begun anew at another port."""
+        found = [one for one in self._candidates() if one.address.node == session.holder]
+        if not found:
+            return False
+        try:
+            self._begun(HolderSession(session.holder, session.token, found[0].address), resume=True)
+        except OSError:
+            return False
+        return True
+
+    def _ranked(self) -> list[HolderCandidate]:
+        """Whom to ask, the first one first: the ring of node ids from our own on, so that all hold
+        for about as many; who failed lately comes last.
+        """
+        now = self._now()
+        own = self._own
+        others = [one for one in self._candidates() if one.domain != own.domain]
+
+        def rank(one: HolderCandidate) -> tuple[bool, bool, bool, str]:
+            node = one.address.node
+            failed = self._failed.get(node)
+            is_left_alone = failed is not None and now - failed < LEFT_ALONE_S
+            is_small = one.free_bytes < self._needed_bytes
+            return is_left_alone, is_small, node < own.address.node, node
+
+        return sorted(others, key=rank)
+
+    def _begin_at(self, ranked: Sequence[HolderCandidate]) -> None:
+        why = "no member in another failure domain holds copies"
+        for one in ranked:
+            session = HolderSession(one.address.node, self._chance.token(8), one.address)
+            try:
+                self._begun(session, resume=False)
+            except OSError as error:
+                why = f"{one.address.node}: {error.strerror or error}"
+                self._failed[one.address.node] = self._now()
+                continue
+            log.info("another member holds copies", holder=session.holder)
+            return
+        with self._lock:
+            self._why = why
+        raise HolderError(why)
+
+    def _begun(self, session: HolderSession, *, resume: bool) -> None:
+        answer = self._say_to(session, {"what": "begin", "resume": resume})
+        room = answer.get("room")
+        with self._lock:
+            self._session = session
+            self._is_broken = False
+            self._why = ""
+            self._free_bytes = room if isinstance(room, int) else 0
+            if not resume:
+                self._tokens.clear()
+            self.sessions += not resume
+
+    def is_too_small(self, size: int) -> None:
+        """See `copy_place.CopyPlace`: a session at another member, where one says that it has so
+        much.
+        """
+        with self._lock:
+            session = self._session
+            self._needed_bytes = size
+            if session is None or self._is_broken:
+                return
+        failed = self._failed.get(session.holder)
+        if failed is not None and self._now() - failed < LEFT_ALONE_S:
+            return  # it was tried a moment ago
+        others = [one for one in self._candidates() if one.address.node != session.holder]
+        if any(one.domain != self._own.domain and one.free_bytes >= size for one in others):
+            self._breaks(session, HolderError("it has too little room"))
+            with self._lock:
+                self._session = None
+
+    def _say(self, said: Message) -> Message:
+        session = self._current()
+        try:
+            return self._say_to(session, said)
+        except OSError as error:
+            self._breaks(session, error)
+            raise
+
+    def _current(self, token: str = "") -> HolderSession:
+        """The session, of that token where one is given: who began in another one has nothing of
+        this one.
+        """
+        with self._lock:
+            session = self._session
+            if session is None or self._is_broken or token not in ("", session.token):
+                raise HolderError(self._why or "the session is over")
+            return session
+
+    def _say_to(self, session: HolderSession, said: Message) -> Message:
+        return _heard(self._words.hold(session.address, {**said, "session": session.token}))
+
+    def _breaks(self, session: HolderSession, error: OSError) -> None:
+        with self._lock:
+            if session is not self._session or self._is_broken:
+                return
+            self._is_broken = True
+            self._why = f"{session.holder}: {error.strerror or error}"
+            self._failed[session.holder] = self._now()
+
+    # -- files
+
+    def names(self) -> list[str]:
+        """See `copy_place.CopyPlace`."""
+        return list(self._names())
+
+    def _names(self) -> Iterator[str]:
+        last = ""
+        with self._lock:
+            self._tokens.clear()
+        while True:
+            answer = self._say({"what": "names", "after": last})
+            found = answer.get("names")
+            if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+                raise HolderError("its list of names is none")
+            with self._lock:
+                self._tokens |= {
+                    one.removeprefix(MIRROR_PREFIX).partition(".")[0]
+                    for one in found
+                    if one.startswith(MIRROR_PREFIX)
+                }
+            yield from found
+            if not found or answer.get("more") is not True or found[-1] <= last:
+                return
+            last = found[-1]
+
+    def free_bytes(self) -> int:
+        """What the holder said when the session began."""
+        with self._lock:
+            return self._free_bytes
+
+    def new_name(self, vid: VersionId) -> str:
+        """See `copy_place.CopyPlace`."""
+        return f"{vid}-{self._chance.token(6)}"
+
+    def new_copy(self, name: str) -> MemberCopy:
+        """See `copy_place.CopyPlace`."""
+        return MemberCopy(self, self._current().token, name)
+
+    def open(self, name: str) -> int:
+        """Nothing is read from there: what has a copy stays in RAM."""
+        raise HolderError(f"{name} is not read from a holder")
+
+    def put(self, token: str, name: str, position: int, fd: int, size: int) -> None:
+        """Have the first bytes of a descriptor written into a file of the holder.
+
+        Raises:
+            OSError: it did not take them, or the session of that token is over.
+        """
+        session = self._current(token)
+        said = {"session": session.token, "name": name, "at": position, "size": size}
+        try:
+            _heard(self._words.put(session.address, said, fd, 0))
+        except OSError as error:
+            self._breaks(session, error)
+            raise
+
+    def whole(self, token: str, name: str, size: int) -> None:
+        """A file has all its bytes, and is so long."""
+        self._current(token)
+        self._say({"what": "whole", "name": name, "size": size})
+
+    def remove(self, name: str) -> None:
+        """See `copy_place.CopyPlace`; a file of a session that is over went with it."""
+        with self._lock:
+            self._to_remove.append(name)
+        with self._removing, suppress(OSError):
+            with self._lock:
+                names = self._to_remove[:NAMES_PER_WORD]
+                del self._to_remove[:NAMES_PER_WORD]
+            if names:  # somebody else has taken it along
+                self._say({"what": "remove", "names": names})
+
+    def tell_clock(self, clock: float) -> None:
+        """All that was closed here before then is there."""
+        with suppress(OSError):
+            self._say({"what": "clock", "clock": clock})
+
+    def sync_names(self) -> None:
+        """Names are there with the first byte."""
+
+    def give_up(self) -> None:
+        """Nothing is left that the storage has not got: the session is over."""
+        with suppress(OSError):
+            self._say({"what": "release"})
+
+    # -- journals
+
+    def begin_journal(self, token: str, snapshot: sqlite3.Connection) -> MemberJournal:
+        """See `journal_place.JournalPlace.begin`."""
+        with self._lock:
+            self._tokens.add(token)
+        session = self._current()
+        fd, path = tempfile.mkstemp(prefix="seed-", dir=self._scratch)
+        try:
+            with (
+                closing(snapshot),
+                closing(sqlite3.connect(path, isolation_level=None)) as seed,
+            ):
+                seed.execute("PRAGMA synchronous=OFF")
+                snapshot.backup(seed)
+                seed.execute("PRAGMA journal_mode=DELETE")
+            digest, size = self._send_seed(session.token, token, path)
+        finally:
+            os.close(fd)
+            os.unlink(path)
+        journal = MemberJournal(self, session.token, log_name(token), size)
+        journal.begin(frames.header({"token": token, "seed": digest}))
+        with self._lock:
+            self._of_journal[token] = session
+            while len(self._of_journal) > MIRROR_TOKENS:
+                del self._of_journal[next(iter(self._of_journal))]
+        return journal
+
+    def _send_seed(self, session: str, token: str, path: str) -> tuple[str, int]:
+        hasher = Checksum()
+        position = 0
+        name = seed_name(token)
+        with (
+            closing(MemberCopy(self, session, name)) as copy,
+            open(path, "rb", buffering=0) as seed,
+        ):
+            while count := seed.readinto(copy.buffer(PUT_BYTES_MAX)):
+                piece = copy.buffer(count)
+                hasher.update(piece)
+                copy.write(piece, position)
+                position += count
+            copy.finish(position)
+        return hasher.hexdigest(), position
+
+    def tokens(self) -> list[str]:
+        """See `journal_place.JournalPlace`: as far as is known here, and at once."""
+        with self._lock:
+            return sorted(self._tokens)
+
+    def remove_journal(self, token: str) -> None:
+        """See `journal_place.JournalPlace.remove`: behind whoever asks, which is the commit
+        thread.
+        """
+        with self._lock:
+            self._tokens.discard(token)
+        self._threads.start("journal at holder", self._remove_journal, token)
+
+    def _remove_journal(self, token: str) -> None:
+        for name in (log_name(token), seed_name(token)):
+            self.remove(name)
+
+    def described(self, token: str) -> dict[str, str]:
+        """See `journal_place.JournalPlace`."""
+        with self._lock:
+            return self._of_journal[token].told()
+
+
+def _session_of(recorded: str) -> HolderSession | None:
+    if not recorded.startswith(RECORDED):
+        return None
+    holder, _colon, token = recorded.removeprefix(RECORDED).rpartition(":")
+    return HolderSession(holder, token, MemberAddress(holder, (), 0, ""))
+
+
+class MemberJournals:
+    """`MemberPlace` as a `journal_place.JournalPlace`."""
+
+    def __init__(self, place: MemberPlace) -> None:
+        self._place = place
+
+    @property
+    def is_ready(self) -> bool:
+        return self._place.is_ready
+
+    def begin(self, token: str, snapshot: sqlite3.Connection) -> MemberJournal:
+        return self._place.begin_journal(token, snapshot)
+
+    def tokens(self) -> list[str]:
+        return self._place.tokens()
+
+    def remove(self, token: str) -> None:
+        self._place.remove_journal(token)
+
+    def described(self, token: str) -> dict[str, str]:
+        return self._place.described(token)
+
+
+class MemberCopy:
+    """See `copy_place.CopyFile`. Pieces go out one after the other, from shared memory."""
+
+    def __init__(self, place: MemberPlace, session: str, name: str) -> None:
+        self._place = place
+        self._session = session
+        self._name = name
+        self._end = 0
+        self._fd = os.memfd_create("acpfs-copy", os.MFD_CLOEXEC)
+        self._memory: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    def buffer(self, size: int) -> memoryview:
+        """See `copy_place.CopyFile`."""
+        if self._view is None:
+            os.ftruncate(self._fd, PUT_BYTES_MAX)  # takes no memory before it is used
+            self._memory = mmap.mmap(self._fd, PUT_BYTES_MAX)
+            self._view = memoryview(self._memory)
+        return self._view[:size]
+
+    def write(self, piece: bytes | memoryview, position: int) -> None:
+        """A piece that lies at the beginning of the buffer."""
+        self._place.put(self._session, self._name, position, self._fd, len(piece))
+        self._end = position + len(piece)
+
+    def clear(self) -> None:
+        """See `copy_place.CopyFile`."""
+        self._end = 0
+        self._place.remove(self._name)
+
+    def finish(self, size: int) -> None:
+        """See `copy_place.CopyFile`."""
+        if not size or self._end != size:  # else it is so long
+            self._place.whole(self._session, self._name, size)
+
+    def close(self) -> None:
+        """See `copy_place.CopyFile`."""
+        if self._view is not None:
+            self._view.release()
+            self._view = None
+        if self._memory is not None:
+            with suppress(BufferError):  # a piece of it is somebody's still: it goes with that
+                self._memory.close()
+        os.close(self._fd)
+
+
+class MemberJournal:
+    """See `journal_place.Journal`."""
+
+    def __init__(self, place: MemberPlace, session: str, name: str, seed_bytes: int) -> None:
+        self._place = place
+        self._session = session
+        self._name = name
+        self._seed_bytes = seed_bytes
+        self._length = 0
+        self._encoder = frames.Encoder()
+
+    @property
+    def is_long(self) -> bool:
+        """See `journal_place.Journal`."""
+        return self._length > max(LONG_BYTES, LONG_SEEDS * self._seed_bytes)
+
+    def begin(self, header: bytes) -> None:
+        """Its first frame."""
+        self._write(header)
+
+    def append(self, batch: Sequence[Sequence[Statement]]) -> None:
+        """See `journal_place.Journal`."""
+        self._write(b"".join(self._encoder.transaction(statements) for statements in batch))
+
+    def _write(self, data: bytes) -> None:
+        with closing(MemberCopy(self._place, self._session, self._name)) as copy:
+            for start in range(0, len(data), PUT_BYTES_MAX):
+                piece = data[start : start + PUT_BYTES_MAX]
+                copy.buffer(len(piece))[:] = piece
+                copy.write(piece, self._length)
+                self._length += len(piece)
+
+    def close(self) -> None:
+        """See `journal_place.Journal`."""
+
+
+def _heard(answer: Message) -> Message:
+    """What a holder answers.
+
+    Raises:
+        HolderError: it refuses.
+    """
+    why = answer.get("refused")
+    if why is not None:
+        raise HolderError(str(why)[:200])
+    return answer

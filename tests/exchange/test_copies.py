@@ -1,0 +1,176 @@
+"""What is closed on a member, held by another one: real mounts over one storage, which is frozen
+for the time of the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acpfs.ram.tier import HELD
+from tests.cluster.stand import QUICK
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount, CommandError, mounts_below
+
+clause = pytest.mark.clause
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
+MIB = 1 << 20
+
+
+def member(fault_fs: FaultFs, tmp_path: Path, name: str, **options: Any) -> AcpfsMount:
+    settings: dict[str, Any] = {
+        **QUICK,
+        "ram": "128M",
+        "exchange": "127.0.0.1",
+        "node_id": name,
+        "copies": 1,
+        "failure_domain": f"rack-of-{name}",
+        **options,
+    }
+    return AcpfsMount(fault_fs.path, tmp_path / name, "native", **settings)
+
+
+@contextmanager
+def mounted(*members: AcpfsMount) -> Iterator[tuple[AcpfsMount, ...]]:
+    """All of them, once each has a holder."""
+    with ExitStack() as stack:
+        for one in members:
+            stack.enter_context(one)
+        for one in members:
+            one.wait_status(lambda status: status["copies"]["state"] == "on")
+        yield members
+
+
+def frozen(fault_fs: FaultFs, node: str) -> None:
+    """Nothing of a node comes to the storage."""
+    fault_fs.freeze(["fsync"], glob=f".acpfs/staging/{node}/*")
+
+
+def save(mount: AcpfsMount, names: dict[str, bytes]) -> None:
+    for name, data in names.items():
+        (mount.path / name).write_bytes(data)
+
+
+def wait_copied(mount: AcpfsMount, files: int) -> dict[str, Any]:
+    return mount.wait_status(
+        lambda status: (
+            status["copies"]["state"] == "on"
+            and status["copies"]["files"] == files
+            and not (status["copies"]["behind_files"] or status["copies"]["pending"])
+        )
+    )
+
+
+def held(mount: AcpfsMount) -> dict[str, list[bytes]]:
+    """What a member holds: origin → contents of the copies."""
+    found: dict[str, list[bytes]] = {}
+    for path in sorted((mount.runtime_dir).rglob(f"{HELD}/*/*/acpfs-*/*-*")):
+        if not path.name.startswith("mirror-"):
+            found.setdefault(path.parts[-4], []).append(path.read_bytes())
+    return {origin: sorted(contents) for origin, contents in found.items()}
+
+
+def lose(mount: AcpfsMount) -> None:
+    """The machine is gone: all processes, and its RAM."""
+    mount.kill()
+    for one in mounts_below(mount.runtime_dir):
+        subprocess.run(["umount", "-l", str(one)], check=True, timeout=60)
+
+
+@clause("S580", "S583", "S584")
+def test_what_is_closed_is_held_by_another_until_it_is_persisted(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    files = {f"f{number}": os.urandom(3 * MIB + number) for number in range(3)} | {"none": b""}
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
+    with mounted(*members) as (saves, holds):
+        frozen(fault_fs, "saves")
+        save(saves, files)
+        status = wait_copied(saves, len(files))
+        assert status["copies"]["holder"] == "holds"
+        assert status["copies"]["bytes"] == sum(map(len, files.values()))
+        assert held(holds) == {"saves": sorted(files.values())}
+        told = holds.status()
+        (one,) = told["held"]
+        assert (one["node"], one["files"], one["claimed"]) == ("saves", len(files) + 2, False)
+        assert one["bytes"] == told["ram"]["held_bytes"]
+        assert told["ram"]["tmpfs_used_bytes"] <= told["ram"]["held_bytes"] + MIB
+        text = saves.run("acpfs-ctl", str(saves.path), "status").stdout
+        assert "copies   1 of 1 at holds, on; nothing would be lost with this node" in text
+        assert "of saves, heard of" in holds.run("acpfs-ctl", str(holds.path), "status").stdout
+        fault_fs.clear()
+        saves.flush()
+        wait_copied(saves, 0)
+        holds.wait_status(lambda now: now["ram"]["held_bytes"] < MIB)
+        assert held(holds) == {}
+
+
+@clause("S581", "S582")
+def test_a_holder_that_hangs_holds_nobody_up_and_one_that_is_lost_is_replaced(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    members = [member(fault_fs, tmp_path, name) for name in ("n1", "n2", "n3")]
+    with mounted(*members) as (n1, n2, n3):
+        assert n1.status()["copies"]["holder"] == "n2"  # the next one on the ring
+        for process in n2.living():
+            os.kill(process, signal.SIGSTOP)
+        save(n1, {"one": os.urandom(MIB)})
+        n1.flush()  # closed, and on the storage, though the holder says nothing
+        frozen(fault_fs, "n1")
+        save(n1, {"two": b"2" * MIB})
+        status = wait_copied(n1, 1)
+        assert status["copies"]["holder"] == "n3"
+        assert held(n3)["n1"] == [b"2" * MIB]
+        for process in n2.living():
+            os.kill(process, signal.SIGCONT)
+        lose(n3)
+        status = wait_copied(n1, 1)
+        assert status["copies"]["holder"] == "n2"
+        assert held(n2)["n1"] == [b"2" * MIB]
+        fault_fs.clear()
+        n1.flush()
+
+
+@clause("S586")
+def test_a_worker_that_takes_over_makes_no_copy_twice(tmp_path: Path, fault_fs: FaultFs) -> None:
+    """Neither the origin's, nor the holder's, which counts what the last one held."""
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
+    with mounted(*members) as (saves, holds):
+        frozen(fault_fs, "saves")
+        save(saves, {"one": b"1" * MIB, "two": b"2" * MIB})
+        wait_copied(saves, 2)
+        before = holds.status()["held"]
+        saves.kill_worker()
+        status = wait_copied(saves, 2)
+        assert status["worker"]["number"] == 2
+        assert status["copies"]["copied_files"] == 0
+        assert held(holds) == {"saves": [b"1" * MIB, b"2" * MIB]}
+        holds.kill_worker()
+        saves.wait_status(lambda now: now["copies"]["failures"] > 0)
+        status = wait_copied(saves, 2)
+        assert status["copies"]["copied_files"] == 0
+        told = holds.status()
+        assert told["worker"]["number"] == 2
+        assert sum(one["bytes"] for one in told["held"]) == told["ram"]["held_bytes"]
+        assert before[0]["node"] == told["held"][0]["node"]
+        fault_fs.clear()
+        saves.flush()
+
+
+@clause("S581")
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, fault_fs: FaultFs) -> None:
+    for options, why in (
+        ({"exchange": "off"}, "copies = 1 needs exchange"),
+        ({"spill": tmp_path}, "only one of the two"),
+    ):
+        one = member(fault_fs, tmp_path, "one", **options)
+        with pytest.raises(CommandError) as caught:
+            one.start()
+        assert why in caught.value.stderr
