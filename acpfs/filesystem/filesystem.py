@@ -174,6 +174,8 @@ class FileSystem:
                 self._parts.changes.freeze(node)  # its last RELEASE was under way
             else:
                 self._parts.contents.interrupt(node)
+        elif not node.handles:
+            self._parts.contents.forget_vain_write(node)
         self._parts.ahead.found(node)
         if not (node.kernel_writers or self._parts.contents.earlier.may_write(node.body.tier)):
             self._parts.contents.kernel_ended(node)

@@ -341,6 +341,51 @@ def test_a_hole_can_be_made_where_ram_is_full(tmp_path: Path) -> None:
     run(tmp_path, scenario, budget_bytes=BUDGET)
 
 
+async def vain_write(w: World) -> OpenFile:
+    """A synced file is open, and to change it fails, as RAM has no room for a copy of what was
+    synced.
+    """
+    opened = await writer(w, b"shard", 1)
+    await w.do(w.fs.write(opened.handle, 0, block(3) * 3))
+    await w.do(w.fs.fsync(opened.handle, datasync=False))
+    with pytest.raises(OSError, match="No space left"):
+        await w.do(w.fs.write(opened.handle, 0, b"no"))
+    return opened
+
+
+async def cut_is_stored(w: World) -> None:
+    ino = (await w.do(w.fs.lookup(ROOT, b"shard"))).ino
+    await w.do(w.fs.setattr(ino, AttributeChange(size=MIB), None, CALLER))
+    assert w.fs.statistics().interrupted_files == 0
+    await w.drained()
+    assert (w.backing / "shard").read_bytes() == block(3)
+
+
+@pytest.mark.clause("S560")
+def test_a_write_that_failed_and_changed_nothing_leaves_no_half(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened = await vain_write(w)
+        with pytest.raises(OSError, match="No space left"):
+            await w.do(w.fs.flush(opened.handle))
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        await cut_is_stored(w)
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="error")
+
+
+@pytest.mark.clause("S560")
+def test_nor_does_it_where_the_worker_dies_before_the_close(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="error") as w:
+            await vain_write(w)
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="error") as w:
+            await w.drained()
+            await cut_is_stored(w)
+
+    trio.run(main)
+
+
 @pytest.mark.clause("S53")
 def test_a_file_of_which_a_write_failed_is_not_published_by_the_next_worker_either(
     tmp_path: Path,

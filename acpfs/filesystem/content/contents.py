@@ -453,6 +453,7 @@ class Contents:
         body = node.body
         if body.failed and body.modified and not body.is_outgrown:
             self.interrupt(node)
+        self.forget_vain_write(node)
         if not body.is_overflowed:
             body.close()
             self.retention.settle(node)
@@ -461,6 +462,14 @@ class Contents:
             # the spill directory
             self.go_back(node)
         self._versions.tell_closed(node.ino)
+
+    def forget_vain_write(self, node: Node) -> None:
+        """Nobody has the file open. A write that failed and changed nothing has left what the last
+        version is: who changes the file next does not go on with a half.
+        """
+        body = node.body
+        if body.is_whole_in_ram and not (body.modified or body.interrupted):
+            self._mended(node, body)
 
     def interrupt(self, node: Node) -> None:
         """It is a half: nothing is published or dropped before somebody writes it anew, or
