@@ -43,6 +43,8 @@ KINDS = {
 """How often each comes; a history may draw others (`Knobs.kinds`)."""
 MAPPING_KINDS = {"map new": 2, "store": 4, "unmap": 1}
 """The same, where programs map files."""
+LANE_KINDS = {"be killed": 1}
+"""The same, in the passthrough lane alone."""
 NOT_IN_LANE = ("link",)
 """Of files with several names others see later writes of the kernel one by one."""
 LEAVES_WRITERS = 0.6
@@ -51,8 +53,13 @@ TORN = 0.3
 """Share of histories of `plain` and `session` in which directories are removed by others."""
 MAPS = 0.5
 """Share of those whose programs map files."""
+LANE_HANG_RATES = (0.0, 0.0, 0.03)
+LANE_OUTAGES_S = (0.0, 0.3, 3.0)
+"""What lasts longer than a mount has to begin has versions that a dead session's writers have."""
 SOUND = 0.5
 """Share of histories of the passthrough lane in which the storage does not fail."""
+LESS_RAM = 0.3
+"""Share of those in which later mounts have less RAM."""
 LAST_FAULTS_S = (0.0, 0.0, 0.5, 5.0)
 EVERYTHING = 0.4
 """Share of histories in which each kind of call comes as often as `KINDS` says."""
@@ -139,6 +146,13 @@ def _ram_bytes(choices: Choices, chance: random.Random) -> int:
     return 8 << 20
 
 
+def _later_ram_bytes(choices: Choices, ram_bytes: int) -> int:
+    """Less makes no room for copies of what writers of a dead session have."""
+    chance = choices.stream("later RAM")
+    is_less = choices.profile is Profile.LANE and chance.random() < LESS_RAM
+    return min(ram_bytes, chance.choice((128, 256, 384)) << 10) if is_less else ram_bytes
+
+
 def _spill_bytes(choices: Choices) -> int | None:
     chance = choices.stream("spill")
     if choices.profile is Profile.MIRROR:
@@ -166,6 +180,7 @@ def _kinds(choices: Choices, *, maps: bool) -> tuple[float, ...]:
     if choices.profile is Profile.LANE:
         kinds = tuple(often * (kind not in NOT_IN_LANE) for kind, often in KINDS.items())
         kinds += tuple(often * maps for often in MAPPING_KINDS.values())
+        kinds += tuple(map(float, LANE_KINDS.values()))
     if chance.random() < EVERYTHING:
         return kinds
     kinds = tuple(often * chance.choice((0, 1, 1, 5)) for often in kinds)
@@ -191,6 +206,8 @@ class Knobs:
     """Share of the storage's calls that fail, before or after they had their effect."""
     when_full: WhenFull
     ram_bytes: int
+    later_ram_bytes: int
+    """The budget of the lives after the first: somebody may mount again with less."""
     keeps_session: bool
     counts_subdirectories: bool
     reuses_numbers: bool
@@ -258,7 +275,8 @@ class Knobs:
             lives=min(choices.lives_max, lives),
             calls=chance.randrange(4, 14 * lives + 4),
             error_rate=chance.choice((0.0, 0.03, 0.1, 0.1 if is_lane else 0.3)) * faulty,
-            hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG),
+            hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG)
+            or choices.stream("hangs of the lane").choice(LANE_HANG_RATES) * (faulty and is_lane),
             free_bytes=(
                 chance.randrange(1, 500_000) if faulty and profile is Profile.FULL else None
             ),
@@ -266,7 +284,8 @@ class Knobs:
             fsync=FsyncMode.DURABLE if profile is Profile.DURABLE else FsyncMode.ORDERED,
             looks_for_power_loss=profile in (Profile.POWER, Profile.DURABLE),
             when_full=_when_full(choices, chance, waits=is_lane and faulty),
-            ram_bytes=_ram_bytes(choices, chance),
+            ram_bytes=(ram_bytes := _ram_bytes(choices, chance)),
+            later_ram_bytes=_later_ram_bytes(choices, ram_bytes),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in MAY_KEEP and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
@@ -291,7 +310,8 @@ class Knobs:
             has_passthrough=is_lane,
             kinds=_kinds(choices, maps=maps),
             leaves_writers=is_lane and choices.stream("dead writers").random() < LEAVES_WRITERS,
-            outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty,
+            outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty
+            or choices.stream("outages of the lane").choice(LANE_OUTAGES_S) * (faulty and is_lane),
             last_faults_s=choices.stream("last life").choice(LAST_FAULTS_S) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
             sees_writers=profile is Profile.SHARED,
@@ -318,6 +338,7 @@ class Knobs:
             f"{self.hang_rate:.0%} of calls hang" if self.hang_rate else "",
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
+            f"later {self.later_ram_bytes >> 10}" if self.later_ram_bytes < self.ram_bytes else "",
             f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
             f"also for {self.last_faults_s} s of the last one" if self.last_faults_s else "",
             "programs stand still" if self.stands_still else "",

@@ -6,10 +6,14 @@ import enum
 import math
 from dataclasses import dataclass
 
-from tests.sim.choices import Choices
+from tests.sim.choices import Choices, Profile
 from tests.sim.virtual import MACHINE
 
 HANGS_S = (0.1, 1.0, 7.0, 40.0)
+LANE_HANGS_S = (0.1, 0.3, 1.0, 7.0)
+"""The same in the lane of the kernel, where writers are held meanwhile."""
+KILLED_AT_A_MUST = 0.3
+"""Share of lives of that lane that end as something is recorded before it is done."""
 
 
 class FaultKind(enum.Enum):
@@ -40,6 +44,8 @@ class Faults:
         self._hang_rate = hang_rate
         self._outage_until_s = min(outage_until_s, until_s)
         self._until_s = until_s
+        is_lane = choices.profile is Profile.LANE
+        self._hangs_s = LANE_HANGS_S if is_lane else HANGS_S
         self._stream = choices.stream("faults", *life)
 
     def next(self, *, changes: bool) -> FaultKind | None:
@@ -56,7 +62,7 @@ class Faults:
 
     def hang_s(self) -> float:
         """For how long a late call is out."""
-        return self._stream.choice(HANGS_S)
+        return self._stream.choice(self._hangs_s)
 
 
 @dataclass(slots=True)
@@ -69,12 +75,17 @@ class Death:
     """After that commit, or that change."""
     tier_change: float = math.inf
     """Of the files in RAM: one is made, or removed."""
+    must: float = math.inf
+    """Of those commits that have to be there before what follows is done."""
     calls: float = math.inf
     """Calls of programs that were answered in this life."""
     pause_s: float = 0.0
 
     @classmethod
     def drawn(cls, choices: Choices, *life: object) -> Death:
+        must = choices.stream("must", *life)
+        if choices.profile is Profile.LANE and must.random() < KILLED_AT_A_MUST:
+            return cls(must=must.randrange(1, 30), is_after=must.random() < 0.5)
         chance = choices.stream("death", *life)
         kind = chance.choice(("turn", "turn", "commit", "commit", "tier", "calls"))
         if kind == "turn":

@@ -20,12 +20,11 @@ from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_mirrored, judge_order, judge_shown
 from tests.sim.passthrough import DeadWriter, Passthrough
-from tests.sim.processes import ProcessTable
 from tests.sim.programs import Calls, Died, Opened, Program, whole_pieces
 from tests.sim.readers import Reader
 from tests.sim.rounds import MachineClock, Rounds
 from tests.sim.scheduler import Killed
-from tests.sim.shown import MODE, PREFIX, XATTR, Shown, attribute, bare, below
+from tests.sim.shown import MODE, PREFIX, XATTR, Shown, attribute, bare, below, differences
 from tests.sim.status import judge_clean, judge_persisted, waits
 from tests.sim.storage import Storage
 from tests.sim.trace import Finding, Trace, causes
@@ -73,10 +72,9 @@ class History(Serving):
         self.storage.keep_times_to(10**9 if self.knobs.has_coarse_times else 1)
         MACHINE.begin(choices.seed, self.storage, stamps=self.knobs.has_passthrough)
         if self.knobs.has_passthrough:
-            self.passthrough = Passthrough(self.storage, self.trace)
+            self.passthrough = Passthrough(self.storage, self.trace, self.most_s())
         self.counts: Counter[str] = Counter()
         self.processes = [Process(self) for _number in range(self.knobs.programs)]
-        self.table = ProcessTable()
         self.programs = list[Program]()
         self.crews = list[Crew]()
         for one in enumerate(self.processes):
@@ -445,6 +443,8 @@ class History(Serving):
             if self._halves_of == life.number - 1 and not self._is_ram_lost:
                 for program in self.programs:
                     program.judge_halves(got)
+            if self.knobs.leaves_writers:
+                await self._judge_untouched(calls, life, got)
             life.discard_halves()
             got = await calls.tree("", attributes=True)
         except (Died, Killed):
@@ -460,6 +460,23 @@ class History(Serving):
             self.reader.begin_at(life.number)
         self._halves_of = life.number
         self.look()
+
+    async def _judge_untouched(self, calls: Calls, life: Life, shown: Shown) -> None:
+        """Nobody has called this mount, so its files stay as they are, whatever a dead session's
+        writers do; but for those that are kept back until there is a copy (S506).
+        """
+        chance = self.choices.stream("untouched", life.number)
+        kept_back = set(life.kept_back())
+        for _time in range(2):
+            await trio.sleep(chance.choice(DEAD_PAUSES_S))
+            kept_back.update(life.kept_back())
+            now = await calls.tree("")
+            for path in shown.keys() - {one.encode() for one in kept_back}:
+                if now.get(path) != shown[path]:
+                    wanted = {path: shown[path]}
+                    words = differences({one: now[one] for one in wanted if one in now}, wanted)
+                    raise Finding("FOREIGN", f"is changed by nobody of this mount: {words}")
+            self.counts["looks at what nobody changes"] += 1
 
     async def _until_made_again(self, process: Process) -> None:
         """A directory that somebody has removed cannot be listed until acpfs has made it again."""

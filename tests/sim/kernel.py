@@ -20,6 +20,7 @@ from acpfs.types import HandleId, Ino
 from tests.sim.choices import Knobs
 from tests.sim.life import Life
 from tests.sim.passthrough import GoneError, Mapping, Passthrough
+from tests.sim.processes import ProcessTable
 from tests.sim.programs import Died
 from tests.sim.scheduler import Killed
 from tests.sim.shown import Shown
@@ -47,6 +48,7 @@ class Serving:
         """None: the kernel has no such lane."""
         self.life: Life | None = None
         self._requests = 0
+        self.table = ProcessTable()
 
     def waits(self, life: Life) -> str:
         """For people: who waits, and for whom."""
@@ -75,7 +77,8 @@ class Serving:
         self._requests += 1
         return Caller(0, 0, 1, 0, self._requests)
 
-    def _most_s(self) -> float:
+    def most_s(self) -> float:
+        """In which each call is answered."""
         if self.knobs.stands_still:
             return STILL_CALL_MAX_S
         return HANGING_CALL_MAX_S if self.knobs.hang_rate else CALL_MAX_S
@@ -83,7 +86,7 @@ class Serving:
     async def ask(self, life: Life, make: Callable[[FileSystem], Call[T]]) -> tuple[T] | None:
         """The answer; None: the life has died before it could tell."""
         answer: list[T] = []
-        most_s = self._most_s()
+        most_s = self.most_s()
         failure: BaseException | None = None  # a dead life's is of no interest
         try:
             call = make(life.fs)
@@ -132,6 +135,11 @@ class Process:
         """Its machine has begun anew, and knows nothing of before."""
         self.mount = mount
         self._known.clear()
+
+    @property
+    def table(self) -> ProcessTable:
+        """See `Kernel`."""
+        return self._machine.table
 
     def new_caller(self) -> Caller:
         return self._machine.new_caller()
@@ -223,12 +231,13 @@ class Process:
         if self._machine.passthrough is None or ino in self._locked:
             yield
             return
+        mount = self.mount  # who is held up may hear of its end only when the next one has begun
         try:
             async with self._machine.passthrough.locked(ino):
                 self._locked.add(ino)
                 yield
         except GoneError:
-            raise Died(self.mount) from None
+            raise Died(mount) from None
         finally:
             self._locked.discard(ino)
 
@@ -236,10 +245,11 @@ class Process:
         """See `Kernel`."""
         assert self._machine.passthrough is not None
         self.check_alive()
+        mount = self.mount
         try:
             await self._machine.passthrough.write(ino, at, data, chance)
         except GoneError:
-            raise Died(self.mount) from None
+            raise Died(mount) from None
 
     def read(self, ino: Ino) -> bytes:
         """See `Kernel`."""

@@ -101,6 +101,20 @@ class MortalState(StateDatabase):
         return recorded
 
 
+    def must_commit(self) -> None:
+        life = self.life
+        if life is None:
+            super().must_commit()
+            return
+        life.musts += 1
+        is_last = life.musts == life.death.must
+        if is_last and not life.death.is_after:
+            life.kill("before what it does is recorded")
+        super().must_commit()
+        if is_last:
+            life.kill("after what it does was recorded")
+
+
 class MortalTier(Tier):
     """Kills its life before or after it makes or removes a file."""
 
@@ -257,7 +271,7 @@ class Life:
         self.closes = Counter[str]()
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
-        self.commits = self.tier_changes = self.answered = 0
+        self.commits = self.musts = self.tier_changes = self.answered = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
@@ -321,8 +335,9 @@ class Life:
             state = directory / "state.sqlite"
             self.salvaged = salvaged(spill_place, mark, state, self.runtime.chance)
         self.state = MortalState(directory / "state.sqlite", self.runtime)
+        ram_bytes = knobs.later_ram_bytes if self.number else knobs.ram_bytes
         self.tier = MortalTier(
-            directory, knobs.ram_bytes, self.runtime, when_safe=self.state.after_commit
+            directory, ram_bytes, self.runtime, when_safe=self.state.after_commit
         )
         self.tier.life = self
         self.tier.calls = TurnFileCalls(self.runtime.threads, self._is_written)
@@ -355,7 +370,8 @@ class Life:
         )
         self.fs = FileSystem(self.inner)
         if self._passthrough is not None:
-            self.tier.slack_bytes = knobs.slack_bytes
+            # the tmpfs is as large as before
+            self.tier.slack_bytes = knobs.slack_bytes + knobs.ram_bytes - ram_bytes
             expect_mapped(self.inner.expectations)
             self._passthrough.serve(self)
         elif knobs.sees_writers:

@@ -351,6 +351,17 @@ def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:
     )
 
 
+def is_under_way(content: bytes, later: Sequence[bytes]) -> bool:
+    """The same of a file that somebody is writing: it may be of any length in between, and what he
+    has left out until now is zeros.
+    """
+    return len(content) <= max(map(len, later)) and all(
+        page == bytes(len(page)) or any(one[at : at + len(page)] == page for one in later)
+        for at in range(0, len(content), PAGE_BYTES)
+        for page in (content[at : at + PAGE_BYTES],)
+    )
+
+
 def judge_order(programs: Sequence[Told], states: Iterable[Shown]) -> None:
     """Prefix consistency, of each program and over all of them."""
     for shown in states:

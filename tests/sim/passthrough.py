@@ -47,8 +47,6 @@ from tests.sim.trace import Finding, Trace
 from tests.sim.virtual import FIRST_FD, MACHINE
 
 PAGE_BYTES = 4096
-WAIT_MAX_S = 600.0
-"""Virtual time in which each write is let go on, where no storage hangs for good."""
 PAUSES_S = (0.0, 0.0, 0.001, 0.005)
 """Between two writes."""
 HELD_UP = 0.02
@@ -171,7 +169,9 @@ class DeadWriter:
 class Passthrough:
     """See above."""
 
-    def __init__(self, storage: Storage, trace: Trace) -> None:
+    def __init__(self, storage: Storage, trace: Trace, wait_max_s: float) -> None:
+        """`wait_max_s`: virtual time in which each write is let go on."""
+        self._wait_max_s = wait_max_s
         self._storage = storage
         self._trace = trace
         self._worker: Worker | None = None
@@ -325,12 +325,12 @@ class Passthrough:
         self._come(turn)
         self.wake()
         assert turn.came is not None
-        with trio.move_on_after(WAIT_MAX_S):
+        with trio.move_on_after(self._wait_max_s):
             await turn.came.wait()
         if boots != self._boots:
             raise GoneError
         if not turn.has_it:
-            raise Finding("LIVENESS", f"a writer is held for {WAIT_MAX_S:.0f} s: {self._held(ino)}")
+            raise Finding("LIVENESS", f"a writer is held for {self._wait_max_s:.0f} s: {self._held(ino)}")
         try:
             yield
         finally:
@@ -363,8 +363,6 @@ class Passthrough:
                 if boots != self._boots:
                     raise GoneError
             file.is_written = False
-            if self._worker is not None:
-                self._worker.look_soon()
         await trio.sleep(chance.choice(PAUSES_S))
 
     async def _hold_up(self, seconds: float, chance: random.Random) -> None:
@@ -407,8 +405,6 @@ class Passthrough:
             for _turn in range(chance.choice(TURNS) if end < len(data) else 0):
                 await trio.lowlevel.checkpoint()
         dead.is_written = False
-        if self._worker is not None:
-            self._worker.look_soon()
 
     def end(self, dead: DeadWriter) -> None:
         """He lets go of it."""

@@ -17,14 +17,24 @@ from typing import Protocol, TypeVar, cast
 import trio
 
 from acpfs.config import FsyncMode, WhenFull
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import contents, outgrown
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, HandleId, Ino
-from tests.sim.choices import KINDS, MAPPED_BYTES_MAX, MAPPED_PREFIX, MAPPING_KINDS, Choices, Knobs
-from tests.sim.oracles import LateClose, Told, is_mixed, judge_shown
+from tests.sim.choices import (
+    KINDS,
+    LANE_KINDS,
+    MAPPED_BYTES_MAX,
+    MAPPED_PREFIX,
+    MAPPING_KINDS,
+    Choices,
+    Knobs,
+)
+from tests.sim.oracles import LateClose, Told, is_under_way, judge_shown
 from tests.sim.passthrough import Mapping
+from tests.sim.processes import ProcessTable
 from tests.sim.shown import (
     LINKS,
     MODE,
@@ -49,21 +59,28 @@ from tests.sim.trace import Finding, Trace
 T = TypeVar("T")
 
 PIECE_BYTES = 65536
+PID = 1
+"""Of who opens and closes, where /proc tells nothing of him."""
 OPEN_MAX = 4
 EXCHANGE = 2
 READ_BYTES = 16 << 20
 DEATHS_IN_A_CALL_MAX = 3
 """That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
+DISCARDS_MAX = 100
+DISCARD_AGAIN_S = 0.01
+"""Readers keep what they read open for less than all of that."""
 STILL = 0.1
 STILL_S = 200.0
 """Share of calls after which a program with open files does nothing for so long."""
 FORGETS = 0.3
 """Share of calls after which the kernel knows only of what is open."""
-ALL_KINDS = [*KINDS, *MAPPING_KINDS]
+ALL_KINDS = [*KINDS, *MAPPING_KINDS, *LANE_KINDS]
 NEEDS_NONE = ("save", "wait until persisted", "make directory", "open new", *MAPPING_KINDS)
 MAPPED_SIZES = (100, 60_000, MAPPED_BYTES_MAX)
 STORED_BYTES = (1, 5000, 60_000)
+KILLED_SIZES = (1, 5000, 60_000)
+"""Of what somebody has written when he is killed."""
 WITH_OPEN_FILE = ("write on", "fsync", "close", "delete open")
 OLD_SIZES = (0, 1, 5000, 60_000)
 MODES = (0o600, 0o640, 0o664)
@@ -90,6 +107,11 @@ class Kernel(Protocol):
         ...
 
     def new_caller(self) -> Caller: ...
+
+    @property
+    def table(self) -> ProcessTable:
+        """What /proc tells of processes."""
+        ...
 
     def forget(self, but: Container[Ino]) -> None:
         """Give back what is known of nodes, but for these, as a kernel short of memory does."""
@@ -266,12 +288,12 @@ class Calls:
         self.at = Opened(path, attributes.ino, opened.handle, b"", in_kernel=in_kernel)
         return self.at
 
-    async def open(self, path: str, flags: int, content: bytes) -> Opened:
-        return await by_path(lambda: self._open(path, flags, content))
+    async def open(self, path: str, flags: int, content: bytes, pid: int = PID) -> Opened:
+        return await by_path(lambda: self._open(path, flags, content, pid))
 
-    async def _open(self, path: str, flags: int, content: bytes) -> Opened:
+    async def _open(self, path: str, flags: int, content: bytes, pid: int) -> Opened:
         ino = await self.ino(path)
-        caller = self.kernel.new_caller()
+        caller = self.kernel.new_caller()._replace(pid=pid)
         opened = await self.request(lambda fs: fs.open(ino, flags, caller))
         in_kernel = self.kernel.opened(ino, flags, opened)
         self.at = Opened(path, ino, opened.handle, content, in_kernel=in_kernel)
@@ -301,12 +323,12 @@ class Calls:
                 await self.request(lambda fs, h=handle: fs.release(h))  # type: ignore[misc]
                 self.kernel.released(file.ino, handle)
 
-    async def close(self, file: Opened) -> None:
+    async def close(self, file: Opened, pid: int = PID) -> None:
         self.at = file
         if file.reader is not None:
             await self.close_handle(file.ino, file.reader)
             file.reader = None
-        await self.close_handle(file.ino, file.handle)
+        await self.close_handle(file.ino, file.handle, pid)
 
     async def open_reader(self, file: Opened) -> None:
         """One that reads the file while it is written: its bytes have to stay where they are
@@ -317,11 +339,11 @@ class Calls:
         self.kernel.opened(file.ino, os.O_RDONLY, opened)
         file.reader = opened.handle
 
-    async def close_handle(self, ino: Ino, handle: HandleId) -> None:
+    async def close_handle(self, ino: Ino, handle: HandleId, pid: int = PID) -> None:
         """FLUSH, and RELEASE."""
         async with self.kernel.locked(ino):
             pass  # for a write that is under way
-        await self.request(lambda fs: fs.flush(handle, 1))
+        await self.request(lambda fs: fs.flush(handle, pid))
         if self.kernel.left_by(ino, handle) and await self.request(
             lambda fs: fs.goes_on_mapped(handle)
         ):
@@ -553,14 +575,25 @@ class Program:
             if file in self.nameless:
                 self.nameless.remove(file)
             await self._calls.give_up(file)
-            await self._calls.kernel.decide(file.path.encode(), keeps=False)
         if self.told.pending is not None:
             self.told.never()
+        got = await self._discarded(file)
+        for _time in range(DISCARDS_MAX):
+            if got == bare(self.with_written(self.told.now)):
+                return
+            await trio.sleep(DISCARD_AGAIN_S)  # it stays as long as somebody reads it
+            got = await self._discarded(file)
+        judge_shown("GIVEN UP", got, bare(self.with_written(self.told.now)))
+
+    async def _discarded(self, file: Opened | None) -> Shown:
+        """What is shown when a half was discarded."""
+        if file is not None:
+            await self._calls.kernel.decide(file.path.encode(), keeps=False)
         got = await self._calls.tree(self.name)
         if file is not None:  # what was synced of it stays, with later writes (X11)
             place = file.path.encode()
             self.told.overwrite({path: got[path] for path in (place,) if path in got})
-        judge_shown("GIVEN UP", got, bare(self.with_written(self.told.now)))
+        return got
 
     async def _change(
         self,
@@ -1015,6 +1048,40 @@ class Program:
             content = await self._calls.request(lambda fs: fs.read(reader, 0, READ_BYTES))
             judge_shown("READ", {path.encode(): content}, {path.encode(): file.content})
 
+    async def _be_killed(self, chance: random.Random) -> None:
+        """Another process goes on with a file that the kernel serves, and is killed before it has
+        closed it: what there is then is a half, until a person says what becomes of it.
+        """
+        path = self._pick(chance, self._files())
+        place = path.encode()
+        kernel = self._calls.kernel
+        before = self.told.now[place]
+        self.under_way = "be killed"
+        self._trace.note(self.name, self.under_way, (path,))
+        process = kernel.table.start()
+        file = await self._calls.open(path, os.O_WRONLY, before, process.pid)
+        self.open[path] = file
+        if file.in_kernel:
+            data = chance.randbytes(chance.choice(KILLED_SIZES))
+            await self._calls.write(file, len(before), data)
+            process.closing = Closing.KILL
+        await self._calls.close(file, process.pid)
+        kernel.table.gone(process)
+        del self.open[path]
+        if not file.in_kernel:
+            return
+        if not await kernel.is_interrupted(place):
+            raise Finding("KILLED", f"{path} is no half, though its writer was killed")
+        if chance.random() < 0.5:
+            shown = self._shown()
+            write(shown, place, file.content)
+            await self._change("retry", shown, lambda: kernel.decide(place, keeps=True), path)
+            return
+        self._trace.note(self.name, "discard", (path,))
+        await kernel.decide(place, keeps=False)
+        got = {place: await self._calls.read(path)}
+        judge_shown("DISCARDED", got, self.told.overwritten({place: before}, got))
+
     # -- mappings
 
     async def _map_new(self, chance: random.Random) -> None:
@@ -1111,7 +1178,7 @@ class Program:
             before = self.told.now.get(file.path.encode())
             if found is None or found == before or self.under_way == "write on":
                 continue
-            if file.outlived and is_mixed(found, file.outlived):
+            if file.outlived and is_under_way(found, file.outlived):
                 continue
             if not file.content.startswith(found[: len(file.content)]):
                 raise Finding(

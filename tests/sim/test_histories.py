@@ -26,6 +26,7 @@ REACHED = (
     "lives with operations left out",
     "lives with repairs",
     "lives with retries",
+    "looks at what nobody changes",
     "looks at which all was mirrored",
     "pointers seen",
     "RAM came back",
