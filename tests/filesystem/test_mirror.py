@@ -322,6 +322,25 @@ def test_a_journal_that_cannot_be_written_counts_no_more_before_anything_else_is
     run(tmp_path, before)
 
 
+@pytest.mark.parametrize("value", [object(), "\udcff"])
+def test_a_value_that_a_journal_cannot_have_ends_the_mirror_with_a_word(
+    tmp_path: Path, value: object
+) -> None:
+    """The state has none; should it ever, its mirror is off, and says so."""
+
+    async def before(made: World) -> None:
+        await made.write(b"a", b"first")
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        mirror._record([("INSERT INTO pin VALUES (?, ?)", (b"a", value), False)])
+        await until(made, lambda: mirror.statistics().state == "off")
+        await made.drained()
+        assert tree(made.backing) == {"a": b"first"}
+
+    run(tmp_path, before)
+
+
 def test_a_disk_that_hangs_is_waited_for_as_long_as_patience_lasts_and_then_there_is_no_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,7 +223,8 @@ class Mirror:
                 while (batch := self._next(token)) is not None:
                     self._apply(journal, batch)
                     self._has(token, len(batch), is_long=journal.is_long)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+            # the last two: a value that a journal cannot have; nobody else would hear of it
             with self._changed:
                 self._fail_locked(token, str(error))
 
