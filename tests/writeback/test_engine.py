@@ -634,6 +634,56 @@ class TestOutside:
         run(world.drain)
         assert world.lower.visible() == world.application_view()
 
+    @pytest.mark.clause("S208")
+    @pytest.mark.parametrize("removed", ["one", "other", "both"])
+    @pytest.mark.parametrize("is_done", [False, True], ids=["removed first", "exchanged first"])
+    def test_of_two_that_are_exchanged_one_may_have_been_removed(
+        self, world: World, run: Run, removed: str, is_done: bool
+    ) -> None:
+        """`exchanged first`: that was carried out, its answer was lost, and others removed it."""
+        world.mkdir("one")
+        world.mkdir("other")
+        run(world.drain)
+        now_at = {"one": b"one", "other": b"other"}
+
+        def remove() -> None:
+            for name, where in now_at.items():
+                if removed in (name, "both"):
+                    world.lower.rmdir((where,))
+
+        if is_done:
+
+            def exchange_and_lose(label: str, path: LowerPath) -> None:
+                if label == "exchange":
+                    world.lower.fault = lambda _label, _path: None
+                    world.lower.exchange((b"one",), (b"other",))
+                    now_at.update({"one": b"other", "other": b"one"})
+                    remove()
+                    raise OSError(errno.EIO, "the answer was lost")
+
+            world.lower.fault = exchange_and_lose
+        else:
+            remove()
+        world.exchange("one", "other")
+        world.store("one/f", b"was the other")
+        world.store("other/f", b"was the one")
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+
+    @pytest.mark.clause("S208")
+    def test_what_never_came_is_not_exchanged_and_the_other_one_moves(
+        self, world: World, run: Run
+    ) -> None:
+        world.mkdir("one")
+        run(world.drain)
+        half = world.store("other", b"2")
+        other = world.inos["other"]
+        world.exchange("one", "other")
+        world.log.withdraw(half)  # nobody will close it
+        run(world.drain)
+        assert world.lower.visible() == {b"other/": b""}
+        assert world.tree.places(other) == []
+
     def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
         world.lower.fault = FailNth("rename", 1, errno.EIO)
         world.store("f", b"1")

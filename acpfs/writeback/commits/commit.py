@@ -635,20 +635,18 @@ class Committer:
             )
 
     def _exchange(self, op: Op) -> LowerStat | None:
-        """Not idempotent by nature: the inode numbers before it are noted in the operation
-        first.
+        """Not idempotent by nature: the inode numbers before it are noted in the operation first, 0
+        for what is not there.
+
+        One of the two may never have come here (what was to be stored there was let go of), or
+        others have removed it: the other one just moves.
         """
         at = self.place_of(op)
         to = self.target_of(op)
-        with self._lock:
-            is_here = self._tree.node_at(*at) is not None
-            is_there = self._tree.node_at(*to) is not None
-        if is_here is not is_there:
-            return self._move_one_of_two(op, *((at, to) if is_here else (to, at)))
         a = self._path_at(*at)
         b = self._path_at(*to)
         if not op.payload:
-            noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
+            noted = f"{self._ino_at(at, a)} {self._ino_at(to, b)}".encode()
             with self._lock:
                 op.payload = noted
                 self._log.save(op)
@@ -660,35 +658,45 @@ class Committer:
         with self._moving():
             now_a = self._parts.look(a)
             now_b = self._parts.look(b)
-            if (
-                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a)
-            ):  # one may have been stored again
+            is_done = (now_a is not None and now_a.ino == ino_b) or (
+                now_b is not None and now_b.ino == ino_a
+            )
+            # what lies where nothing of ours was is replaced by what moves there
+            is_here = now_a is not None and ino_a != 0
+            is_there = now_b is not None and ino_b != 0
+            if not is_done and is_here and is_there:
                 # where names cannot be exchanged it is three renames, and a refusal may come after
                 # the first
                 self._changed = True
                 self._lower.exchange(a, b)
-            st = self._lower.lstat(b)
+            elif not is_done and (is_here or is_there):
+                self._move_one_of_two(*((a, b) if is_here else (b, a)))
+            now_a = self._parts.look(a)
+            now_b = self._parts.look(b)
         with self._settling(op, moves=True):
             self._tree.exchange(self.place_of(op), self.target_of(op))
+            for place, st in ((at, now_a), (to, now_b)):
+                if st is None:
+                    self._is_gone(place)
             self._manifest.exchange(a, b)
-        return st
+        return now_b if ino_a else None  # of the operation's own node
 
-    def _move_one_of_two(self, op: Op, at: Place, to: Place) -> LowerStat | None:
-        """The other one of an exchange never came here (what was to be stored there was let go of):
-        this one just moves.
+    def _ino_at(self, place: Place, path: LowerPath) -> int:
+        """The storage's number of the node at a place; 0: there is no node, or others have removed
+        it.
         """
-        source = self._path_at(*at)
-        target = self._path_at(*to)
-        with self._moving():
-            is_moved = self._placing.move(source, target)
-            self._changed = True
-            st = self._placing.arrived(source, target) if is_moved else None
-        with self._settling(op, moves=True):
-            self._tree.move(at, to)
-            if st is None:
-                self._is_gone(to)
-            self._manifest.move(source, target)
-        return st if at == self.place_of(op) else None  # of the operation's own node
+        with self._lock:
+            is_ours = self._tree.node_at(*place) is not None
+        st = self._parts.look(path) if is_ours else None
+        if is_ours and st is None:
+            absence.make_sure(self._lower, path)
+            self._placing.repaired()
+        return 0 if st is None else st.ino
+
+    def _move_one_of_two(self, source: LowerPath, target: LowerPath) -> None:
+        self._changed = True
+        if self._placing.move(source, target):
+            self._placing.arrived(source, target)
 
     # -- attributes
 
