@@ -33,6 +33,8 @@ from tests.sim.virtual import MACHINE
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
+ENDS_LOOKS = 1000
+"""Within them ends what goes on after the last call: bytes that come to RAM."""
 RAM_LOST = 0.6
 """Share of deaths of everything in which RAM is lost, where there is a mirror."""
 STATUS_LOOKS = 0.2
@@ -540,6 +542,9 @@ class History(Serving):
             raise Finding("INVARIANT", str(wrong[:3]))
         if conflicts := life.engine.statistics().conflicts_total:
             raise Finding("CONFLICT", f"{conflicts} changes of its own were taken for others'")
+        for _look in range(ENDS_LOOKS):  # what was just read may be on its way to RAM
+            if life.tier.reserved_bytes:
+                await trio.sleep(LOOK_S)
         if life.tier.reserved_bytes:
             raise Finding("ROOM", f"{life.tier.reserved_bytes} bytes stay reserved")
         self._count(life)

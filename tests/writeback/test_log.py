@@ -76,6 +76,35 @@ def test_one_other_operation_in_between_may_stay(log: OperationLog) -> None:
     ]  # nothing, then b: both are states that the application had
 
 
+def test_who_waits_for_what_is_left_out_waits_for_what_stays_in_between(log: OperationLog) -> None:
+    """Until then the storage shows a moment before the one that he waits for."""
+    first = store(log, A, b"a", creates=True)
+    wait = log.when_done(first.seq)
+    stays = store(log, B, b"b", creates=True)
+    unlink(log, A, b"a")
+    behind = store(log, Ino(13), b"c")
+    log.leave_out(log.window_to_elide(first))
+    log.answer_waiters()()
+    assert not wait.done()
+    log.remove(stays)
+    log.answer_waiters()()
+    assert wait.done()
+    assert behind in list(log)
+
+
+def test_nothing_is_left_out_around_what_its_waiter_may_have_to_close(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    stays = store(log, B, b"b", creates=True)
+    stays.take(Step.OUTGROWN)
+    last = unlink(log, A, b"a")
+    assert left_out(log, first) == [first.seq, last.seq]
+    wait = log.when_done(first.seq)
+    assert left_out(log, first) == []
+    stays.take(Step.SEALED)
+    assert left_out(log, first) == [first.seq, last.seq]
+    assert not wait.done()
+
+
 def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) -> None:
     shard = store(log, A, b"shard", creates=True)
     store(log, B, b"tracker")

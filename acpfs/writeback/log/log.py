@@ -407,8 +407,11 @@ class OperationLog:
     def leave_out(self, ops: list[Op]) -> None:
         """Remove a window that `window_to_elide` found.
 
-        What its stores knew of their nodes goes to the stores that replace them.
+        What its stores knew of their nodes goes to the stores that replace them. Who waits for a
+        moment within the window is shown one before it, until what is left of it is carried out: so
+        that is waited for, too.
         """
+        self._waiters.inherit(ops[0].seq, ops[-1].seq)
         for op in ops:
             heir = self.replacement(op)
             if heir is not None:
@@ -630,6 +633,8 @@ class OperationLog:
             elif survivor is not None:
                 self._survivors = (survivor, op)
                 return []
+            elif op.unsealed and self._waiters.covers(start.seq):
+                return []  # a writer would wait for his own close: see `leave_out`
             else:
                 survivor = op
             if end - start.seq > WINDOW_OPS_MAX:

@@ -57,8 +57,8 @@ class Waiters:
         return any(waiter.seq >= seq for waiter in self._waiting)
 
     def inherit(self, seq: Seq, heir: Seq) -> None:
-        """Operation `seq` will not be carried out, `heir` stands for it: whoever waits for the one
-        waits for the other.
+        """Operation `seq` will not be carried out, `heir` stands for it: whoever waits for the one,
+        or for one between them, waits for the other.
         """
         for waiter in self._waiting:
             if seq <= waiter.seq < heir:
