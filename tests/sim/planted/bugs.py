@@ -155,9 +155,10 @@ BUGS = [
         "exchange-not-noted",
         "an exchange is done again where it was done",
         "writeback/commits/commit.py",
-        "                now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino "
-        "== ino_a)\n",
-        "                True\n",
+        "            is_done = (now_a is not None and now_a.ino == ino_b) or (\n"
+        "                now_b is not None and now_b.ino == ino_a\n"
+        "            )\n",
+        "            is_done = False\n",
     ),
     Bug(
         "superseded-lost",
