@@ -32,6 +32,7 @@ class HeldCopiesWatch:
         self._stopping.set()
 
     def _run(self) -> None:
+        self._holding.delete_gone()  # an earlier worker's
         while not self._stopping.wait(LOOK_S):
             for origin in self._holding.idle():
                 self._look(origin)

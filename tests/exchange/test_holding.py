@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any
 
 import pytest
@@ -218,3 +219,56 @@ def test_a_session_that_counts_no_more_goes_and_one_that_does_stays(tmp_path: Pa
     holding.judge("n1", lambda _token: False)
     assert tier.held_bytes == 0
     assert holding.statistics() == []
+
+
+@clause("S583")
+def test_a_worker_that_died_in_the_middle_leaves_nothing_that_stops_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """A session without its directory of files, and what it was deleting."""
+    _holding, tier = begun(tmp_path)
+    held = tmp_path / "data" / HELD
+    (held / "n1" / SESSION / f"acpfs-{VOLUME}-n1").rmdir()
+    (held / ".gone-7" / "acpfs-x").mkdir(parents=True)
+    (held / ".gone-7" / "acpfs-x" / COPY).write_bytes(b"x" * 100)
+    (held / ".gone-8").write_bytes(b"x" * 100)
+    again = HeldCopies(tier, RLock(), VOLUME, "50%", REAL.clock)
+    assert put(again, COPY, 100) == ""
+    assert again.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    assert [path.name for path in held.iterdir()] == ["n1"]
+
+
+@clause("S583")
+def test_what_goes_is_deleted_without_the_lock_and_counted_until_it_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tmpfs needs a while for many or large files, and each request waits for the lock."""
+    tier = Tier(tmp_path, 64 * MIB, REAL)
+    lock = RLock()
+    holding = HeldCopies(tier, lock, VOLUME, "50%", REAL.clock)
+    assert holding.heed("n1", {"what": "begin", "session": SESSION})["ok"] is True
+    assert put(holding, COPY, MIB) == ""
+    assert put(holding, f"mirror-{SESSION}.log", 10) == ""
+    seen = list[tuple[bool, int]]()
+
+    def seen_by_others() -> None:
+        free = lock.acquire(blocking=False)
+        seen.append((free, tier.held_bytes))
+        if free:
+            lock.release()
+
+    def look(delete: Any) -> Any:
+        def deletes(path: Any, *more: Any, **options: Any) -> None:
+            other = Thread(target=seen_by_others)
+            other.start()
+            other.join()
+            delete(path, *more, **options)
+
+        return deletes
+
+    monkeypatch.setattr(Path, "unlink", look(Path.unlink))
+    monkeypatch.setattr(shutil, "rmtree", look(shutil.rmtree))
+    assert holding.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    assert holding.heed("n1", {"what": "release", "session": SESSION})["ok"]
+    assert seen == [(True, MIB + 4096), (True, 4096)]
+    assert tier.held_bytes == 0

@@ -3,17 +3,19 @@ directory of its own in the RAM tier, and counted there.
 
     data/held/ORIGIN/SESSION/about.json             until when all is there
     data/held/ORIGIN/SESSION/acpfs-VOLUME-ORIGIN/   the files of a spill directory
+    data/held/.gone-…                               sessions that are over, until all of it is away
 
 Everything that comes is somebody else's word: names have a form, files a place below the session of
 whoever has shown the key of that node, and all together a budget. Nothing that is held is read,
 carried out or shown here; whoever adopts it does. A session that nobody speaks of any more goes
-when the mark of its origin names another one (`look`). Thread-safe, under the file system's lock,
-and waits for nothing but the tmpfs.
+when the mark of its origin names another one (`judge`). Thread-safe. Its books are under the file
+system's lock; what goes is deleted without it, since a tmpfs needs a while for large files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import os
 import re
@@ -37,6 +39,7 @@ NAMES_MAX = 400
 """In one answer."""
 PAGE_BYTES = 4096
 ABOUT = "about.json"
+_GONE = ".gone-"
 LEFT_S = 60.0
 """A session of which nobody spoke for so long is looked after: is it the one that counts?"""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -102,6 +105,9 @@ class HeldCopies:
         self._now = clock.now
         self._held_at = tier.directory / "data" / HELD
         self._sessions: dict[tuple[str, str], CopySession] = {}
+        self._going: list[tuple[Path, int]] = []
+        """What nobody needs any more, with the bytes of the budget that it takes until then."""
+        self._gone_count = 0
         self.refusals = 0
         self._take_up()
 
@@ -112,13 +118,18 @@ class HeldCopies:
             left.unlink(missing_ok=True)  # of our own, by a worker that was killed
         if not self._held_at.is_dir():
             return
-        for path in sorted(self._held_at.glob("*/*")):
+        for left in self._held_at.glob(f"{_GONE}*"):
+            self._going.append((left, 0))  # not counted, and not waited for: a takeover is short
+            self._gone_count = max(self._gone_count, int(left.name.removeprefix(_GONE)))
+        for path in sorted(self._held_at.glob("[!.]*/*")):
             session = CopySession(path.parent.name, path.name, path, heard_at=self._now())
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                 about = json.loads((path / ABOUT).read_bytes())
                 session.until = float(about.get("clock", 0.0))
                 session.is_frozen = about.get("frozen") is True
-            for file in session.files_at(self._volume).iterdir():
+            files_at = session.files_at(self._volume)
+            files_at.mkdir(mode=0o700, exist_ok=True)  # the worker may have died before that
+            for file in files_at.iterdir():
                 if _NAME.fullmatch(file.name):
                     self._count(session, file.name, file.stat().st_size, force=True)
             self._sessions[session.origin, session.token] = session
@@ -163,13 +174,15 @@ class HeldCopies:
             if not isinstance(said, dict) or not _NODE.fullmatch(origin):
                 raise RefusedWordError("that is no word about copies")
             with self._lock:
-                return self._heed(origin, said)
+                answer = self._heed(origin, said)
+            self.delete_gone()
         except (RefusedWordError, ValueError) as error:
             self.refusals += 1
             return {"refused": str(error)}
         except OSError as error:
             self.refusals += 1
             return {"refused": f"its RAM tier says: {error.strerror}"}
+        return answer
 
     def _heed(self, origin: str, said: Message) -> Message:
         token = said.get("session")
@@ -224,7 +237,7 @@ class HeldCopies:
     def _names(session: CopySession, after: object) -> Message:
         if not isinstance(after, str):
             raise RefusedWordError("names after what?")
-        found = sorted(name for name in session.files if name > after)
+        found = heapq.nsmallest(NAMES_MAX + 1, (name for name in session.files if name > after))
         return {"names": found[:NAMES_MAX], "more": len(found) > NAMES_MAX}
 
     def _whole(self, session: CopySession, name: str, size: int) -> Message:
@@ -241,11 +254,31 @@ class HeldCopies:
         if not isinstance(names, list) or len(names) > NAMES_MAX:
             raise RefusedWordError("that are no names")
         for name in map(_name, names):
-            path = session.files_at(self._volume) / name
+            size = session.files.pop(name, 0)
+            gone = self._gone()
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            self._tier.let_held_go(session.files.pop(name, 0))
+                (session.files_at(self._volume) / name).rename(gone)
+            self._going.append((gone, size))
         return {"ok": True}
+
+    def _gone(self) -> Path:
+        """A name that nothing has, for what is to be deleted."""
+        self._gone_count += 1
+        return self._held_at / f"{_GONE}{self._gone_count}"
+
+    def delete_gone(self) -> None:
+        """What is to go, without the lock: not for who has it. Who comes meanwhile helps."""
+        while True:
+            with self._lock:
+                if not self._going:
+                    return
+                path, size = self._going.pop()
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            with self._lock:
+                self._tier.let_held_go(size)
 
     def _hear_clock(self, session: CopySession, clock: object) -> Message:
         if not isinstance(clock, int | float) or isinstance(clock, bool):
@@ -304,9 +337,10 @@ class HeldCopies:
 
     def _drop(self, session: CopySession) -> None:
         self._sessions.pop((session.origin, session.token), None)
-        self._tier.let_held_go(session.bytes)
+        gone = self._gone()
+        session.path.rename(gone)
+        self._going.append((gone, session.bytes))
         session.files.clear()
-        shutil.rmtree(session.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             session.path.parent.rmdir()
 
@@ -331,6 +365,7 @@ class HeldCopies:
                 if idle and not one.is_frozen and not counts(one.token):
                     log.info("a copy that counts no more is dropped", origin=origin)
                     self._drop(one)
+        self.delete_gone()
 
 
 def held_scratch(tier: Tier) -> Path:
