@@ -100,7 +100,6 @@ class MortalState(StateDatabase):
             life.kill("after a commit of the state")
         return recorded
 
-
     def must_commit(self) -> None:
         life = self.life
         if life is None:

@@ -330,7 +330,9 @@ class Passthrough:
         if boots != self._boots:
             raise GoneError
         if not turn.has_it:
-            raise Finding("LIVENESS", f"a writer is held for {self._wait_max_s:.0f} s: {self._held(ino)}")
+            raise Finding(
+                "LIVENESS", f"a writer is held for {self._wait_max_s:.0f} s: {self._held(ino)}"
+            )
         try:
             yield
         finally:
