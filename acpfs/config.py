@@ -539,6 +539,12 @@ class Settings:
     """What fails together with this mount, as a rack's name (S581): copies are held by members with
     another one; default: the host.
     """
+    adopts: Annotated[
+        str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
+    ] = None
+    """Drain the log of another node, which is `node_id`, as the node of this name, which holds its
+    copy (S587): what `acpfs-ctl adopt` mounts with, and nobody else.
+    """
     peer_encryption: bool = True
     """Encrypt what members send each other; without, on a network that is the job's own, they still
     show their keys first (S546).
@@ -596,6 +602,8 @@ class Settings:
             raise ValueError("copies = 1 and a spill directory: only one of the two")
         if self.copies and self.exchange == OFF and "exchange" in self.given:
             raise ValueError("copies = 1 needs exchange")
+        if self.adopts is not None and (self.spill is None or self.node_id is None):
+            raise ValueError("adopts goes with node_id and a spill directory: see acpfs-ctl adopt")
         if self.needs_native and self.transport is Transport.LIBFUSE:
             raise ValueError(f"{self.needs_native} needs the native transport")
 

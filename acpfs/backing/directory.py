@@ -65,11 +65,19 @@ write.
 class BackingDirectory(OwnFiles):
     """Implements `Lower`; see there."""
 
-    def __init__(self, path: Path, node_id: str, runtime: Runtime, *, kept_fd: int = -1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        node_id: str,
+        runtime: Runtime,
+        *,
+        kept_fd: int = -1,
+        by: str = "",
+    ) -> None:
         """Open it, make `.acpfs/{manifest,nodes…}`, and begin the node's term or go on in it.
 
         `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made,
-        and none can hang.
+        and none can hang. `by`: who commits the log, where that is another member (`NodeTerms`).
 
         Raises:
             MachineError: missing, not a directory, not writable.
@@ -84,7 +92,7 @@ class BackingDirectory(OwnFiles):
             )
         except OSError as error:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
-        super().__init__(self._root_fd, node_id, runtime)
+        super().__init__(self._root_fd, node_id, runtime, by)
         self._setter = AttributeSetter()
         self._nested: set[LowerPath] = set()
         self._direct = False
@@ -103,6 +111,10 @@ class BackingDirectory(OwnFiles):
             raise MachineError(
                 f"backing directory {path} is not writable: {error.strerror} (at .acpfs)"
             ) from error
+
+    def take_over(self) -> None:
+        """Claim the log of another member, which is silent: see `NodeTerms.take_over`."""
+        self._entries.terms.take_over()
 
     @property
     def descriptor(self) -> int:

@@ -29,15 +29,15 @@ _SPECIAL = frozenset((b"", b".", b"..", OWN))
 class Entries:
     """All entries, by path."""
 
-    def __init__(self, root_fd: int, node_id: str, runtime: Runtime) -> None:
+    def __init__(self, root_fd: int, node_id: str, runtime: Runtime, by: str = "") -> None:
         """`root_fd`: of the backing directory, open for as long as this is used; `node_id`: whose
-        staging directory may be reached.
+        staging directory may be reached; `by`: who owns its terms, where that is another member.
         """
         self.root_fd = root_fd
         self.opener = Opener(root_fd)
         self.staging: LowerPath = (OWN, b"staging", node_id.encode())
         self.kept: LowerPath = (OWN, b"kept", node_id.encode())
-        self.terms = NodeTerms(self.opener, node_id, runtime)
+        self.terms = NodeTerms(self.opener, node_id, runtime, by)
         self.areas = Areas(self.opener, node_id, runtime, self.terms)
         self._chance = runtime.chance
         self._staging_fd = -1

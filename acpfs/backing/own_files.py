@@ -34,12 +34,12 @@ class StrangeFileError(OSError, ValueError):
 class OwnFiles:
     """Reads, writes and lists them."""
 
-    def __init__(self, root_fd: int, node_id: str, runtime: Runtime) -> None:
-        """`root_fd`: of the backing directory."""
+    def __init__(self, root_fd: int, node_id: str, runtime: Runtime, by: str = "") -> None:
+        """`root_fd`: of the backing directory; `by`: see `Entries`."""
         self.node_id = node_id
         self.chance = runtime.chance
         """Of new names."""
-        self._entries = Entries(root_fd, node_id, runtime)
+        self._entries = Entries(root_fd, node_id, runtime, by)
         self._features = Features()
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()

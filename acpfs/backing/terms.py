@@ -229,6 +229,17 @@ class NodeTerms:
             self._superseded = None
             return self._claim_next()
 
+    def take_over(self) -> None:
+        """`take`, unless the newest claim is ours already: an earlier attempt went so far.
+
+        Raises:
+            OSError: as `take`.
+        """
+        with self._lock:
+            claim = newest_claim(self._opener, self._node)
+            if claim is None or claim.by != self._by:
+                self.take()
+
     def _claim_next(self) -> int:
         claim = newest_claim(self._opener, self._node)
         directories = [term for name, term in self._directories(()) if name]

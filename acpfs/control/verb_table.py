@@ -392,6 +392,24 @@ VERBS: dict[str, Verb] = {
         ),
         owner_only=True,
     ),
+    "adopt": Verb(
+        takes=("node",),
+        help="Drain what this mount holds of a node that is lost for good.",
+        usage=("adopt NODE",),
+        does=(
+            "take nothing more of a node that is lost, and say where its copy lies; 5 where it "
+            "lives, or where nothing is held of it that counts"
+        ),
+        answer=("`node`, `by` (this one), `backing`, `runtime_dir`, `spill` (the copy), `volume`"),
+        owner_only=True,
+    ),
+    "adopted": Verb(
+        takes=("node",),
+        usage=("adopt NODE",),
+        does="drop what is held of a node whose log was adopted and drained; 5 where it is not",
+        answer="`node`",
+        owner_only=True,
+    ),
     "config": Verb(
         help="Show the settings in force.",
         usage=("config",),

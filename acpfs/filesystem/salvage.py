@@ -42,6 +42,8 @@ class Salvaged:
     """Operations that came after the last one that could be kept."""
     lost_names: list[str] = field(default_factory=list)
     """Of files among them, the first ones."""
+    lost_since: float | None = None
+    """When the first of them was logged, wall clock; None: nothing is lost."""
 
 
 def salvage(
@@ -98,6 +100,7 @@ class _Salvage:
             self._mend_node(ino)
         self._db.execute("DELETE FROM mark")
         self._db.execute("DROP TABLE IF EXISTS mirror_seed")  # of version 0.1.0
+        self._db.execute("DROP TABLE IF EXISTS spill_place")  # they are where this was found
         self._db.execute(
             "DROP TABLE IF EXISTS incarnation"
         )  # to other members this is a loss: what was not mirrored is gone
@@ -130,6 +133,7 @@ class _Salvage:
         stores = [op for op in later if op["kind"] == OpKind.STORE.value]
         gone = [op["seq"] for op in later if op["seq"] not in changes]
         self._found.operations = len(kept)
+        self._found.lost_since = later[0]["logged_at"] if later else None
         self._found.lost = len({*gone, *(op["seq"] for op in stores)})
         self._found.lost_names = [os.fsdecode(op["name"]) for op in stores[:NAMES_MAX]]
         self._db.executemany("DELETE FROM op WHERE seq = ?", [(seq,) for seq in gone])

@@ -69,6 +69,10 @@ class Place:
     warnings: list[str] = field(default_factory=list)
     names: Collection[str] = ()
     """See `find_again`."""
+    kept_until: float | None = None
+    """All that an earlier mount of the node had closed before then was found elsewhere, by its
+    clock; None: that is not known.
+    """
     is_lent: bool = False
     """Whether its tmpfs was given more than its size since `fit` looked last."""
 

@@ -143,7 +143,10 @@ class Parts:
         ]
 
     def take_apart(self, *, nothing_left: bool) -> None:
-        """Close everything; the RAM tier is removed only when nothing is left in it."""
+        """Close everything; the RAM tier is removed only when nothing is left in it, of others
+        neither.
+        """
+        orphans = self._orphans()
         self.prefault.close()
         self.scrubbing.close()
         self.holding_watch.close()
@@ -161,11 +164,24 @@ class Parts:
             self.tier.close()
             self.state.close()
             self.inner.kept.close()
-        if nothing_left:
+        if orphans:
+            log.warning(
+                "the RAM tier stays: it holds what lost nodes had not persisted; mount again, and "
+                "`acpfs-ctl adopt` drains it",
+                nodes=orphans,
+            )
+        if nothing_left and not orphans:
             places.give_up(self.place)
         else:
             places.let_go(self.place)
         self.identity.release()
+
+    def _orphans(self) -> list[str]:
+        """Nodes that are missing, and of which something is held here."""
+        with self.fs.lock:
+            peers = self.cluster.statistics().peers
+        missing = {peer.node for peer in peers if peer.missing and not peer.forgotten}
+        return sorted({one.origin for one in self.holding.statistics()} & missing)
 
 
 def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> Parts:
@@ -271,6 +287,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             given,
             reached,
             holding,
+            place.kept_until,
         )
         scrub = RamScrub(
             inner.upper,
@@ -372,6 +389,7 @@ def _cluster(
     given: Runtime,
     reached: Reached,
     holding: HeldCopies,
+    kept_until: float | None,
 ) -> Cluster:
     machine = leftovers.MachineId.this()
     who = NodeRecord(
@@ -400,6 +418,7 @@ def _cluster(
         engine.wake,
         pending=awaited.pending,
         texts=engine.texts_of_pointers,
+        kept_until=kept_until,
         holds=lambda: holding.offered() if reached.place is not None else -1,
     )
     return Cluster(
@@ -553,7 +572,11 @@ def _kept_lower(
     """What an earlier worker of the session opened, claimed and probed."""
     facts = link.facts
     directory = BackingDirectory(
-        settings.backing, facts["node"], given, kept_fd=link.kept["backing"][0]
+        settings.backing,
+        facts["node"],
+        given,
+        kept_fd=link.kept["backing"][0],
+        by=settings.adopts or "",
     )
     # a session that began without them: its kernel checks by modes alone
     features = {"acls": False} | facts["features"]
@@ -600,7 +623,7 @@ def _lower(
         check_not_bare(settings.backing, runtime / "tiers")
         expected = ExpectedVolume(settings, runtime)
         expected.check()
-        directory = BackingDirectory(settings.backing, node, given)
+        directory = BackingDirectory(settings.backing, node, given, by=settings.adopts or "")
         try:
             check_own(directory.descriptor, settings.backing, given.chance)
             claimed.append((directory, claim(directory, runtime)))
@@ -615,6 +638,9 @@ def _lower(
     with ExitStack() as undo:
         undo.callback(identity.release)
         _refuse_rival(directory, identity, link, complaint, given)
+        if settings.adopts is not None:  # it is silent: whatever it still does comes to nothing
+            link.step("shutting out what the lost node still does")
+            within(BACKING_WAIT_S, complaint, directory.take_over)
         within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
         undo.pop_all()
     return directory, identity, probed[0]

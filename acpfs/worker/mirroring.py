@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import forget
 from acpfs.runtime.chance import Chance
 from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies.held_copies import ABOUT
 from acpfs.writeback.copies.journal_frames import DamagedFrameError
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.sources.mirror import NoMirror, read_mark
@@ -139,7 +141,7 @@ def recover(
     within(BACKING_WAIT_S, complaint, look_for_mark)
     if not marks:
         return
-    if "holder" in marks[0]:
+    if "holder" in marks[0] and not _is_adopted(settings, marks[0]):
         raise RefusedError(
             f"what the last mount did not drain is held by node {marks[0]['holder']}, in its RAM: "
             f"`acpfs-ctl adopt {identity.node_id}` there drains it; {way_out}"
@@ -170,7 +172,29 @@ def recover(
 
     within(RECOVER_WAIT_S, f"spill directory {settings.spill} does not answer", look)
     place.found = True
+    if settings.adopts is not None:
+        place.kept_until = _kept_until(settings.spill, found[0])
     _tell(found[0], place)
+
+
+def _is_adopted(settings: Settings, mark: dict[str, str]) -> bool:
+    """Whether this mount drains the copy that the mark names, at its holder."""
+    return (
+        settings.adopts == mark["holder"]
+        and settings.spill is not None
+        and settings.spill.name == mark.get("session")
+    )
+
+
+def _kept_until(session: Path, found: Salvaged) -> float | None:
+    """What the lost node had closed before then is in the copy, by what it said itself; not what
+    the copy lacks all the same.
+    """
+    try:
+        until = float(json.loads((session / ABOUT).read_bytes())["clock"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return until if found.lost_since is None else min(until, found.lost_since)
 
 
 def _tell(found: Salvaged, place: Place) -> None:

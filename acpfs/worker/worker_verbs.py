@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 import trio
 
+from acpfs.backing.member_records import NodeState
 from acpfs.control.reports import StayedFile
 from acpfs.control.socket_messages import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
@@ -25,6 +26,8 @@ from acpfs.worker.assembly import Parts
 from acpfs.worker.examination import examine
 from acpfs.worker.node_reports import node_reports
 from acpfs.worker.preloads import Job, Preloads
+from acpfs.writeback.arrival import outcome
+from acpfs.writeback.sources.mirror import read_mark
 
 LOOK_S = 2.0
 """Whether a directory is there, the backing directory must say within this time."""
@@ -50,6 +53,8 @@ class WorkerVerbs:
             "nodes": self._nodes,
             "wait_nodes": self._wait_nodes,
             "forget_node": self._forget_node,
+            "adopt": self._adopt,
+            "adopted": self._adopted,
             "history": self._history,
         }
 
@@ -232,6 +237,55 @@ class WorkerVerbs:
             raise RefusedError(
                 f"{node} is alive, or does not exist: only a missing node can be forgotten"
             )
+        return {"node": node}
+
+    async def _adopt(self, request: ControlRequest, _tell: Report) -> Json:
+        """Nothing more of a lost node is taken; what it has here is ready to be drained."""
+        node = request.text("node")
+        parts = self._parts
+        is_claimed = bool(parts.holding.claimed(node))  # then it is the adopter that may live
+        if not is_claimed and any(one.node == node for one in parts.cluster.live_records()):
+            raise RefusedError(f"{node} is alive: what it has closed is its own to drain")
+        token = await parts.given.threads.run_sync(self._counting, node)
+        try:
+            place = parts.holding.claim(node, token)
+        except KeyError:
+            raise RefusedError(f"nothing is held of {node} here that counts") from None
+        return {
+            "node": node,
+            "by": parts.identity.node_id,
+            "backing": os.fspath(parts.settings.backing),
+            "runtime_dir": os.fspath(parts.runtime),
+            "spill": os.fspath(place),
+            "volume": parts.identity.volume_id,
+        }
+
+    def _counting(self, node: str) -> str:
+        """The session that counts: by the mark on the storage, or one that is being adopted."""
+        if found := self._parts.holding.claimed(node):
+            return found[0]
+        try:
+            mark = read_mark(self._parts.directory, node)
+        except (OSError, ValueError) as error:
+            raise AcpfsError(
+                f"the mark of what {node} has copied cannot be read: {error}"
+            ) from error
+        if mark is None or "session" not in mark:
+            raise RefusedError(
+                f"nothing that is held of {node} counts: it had no holder when it was lost, or "
+                "all was persisted"
+            )
+        if mark.get("holder") != self._parts.identity.node_id:
+            raise RefusedError(f"the copy that counts is held by node {mark.get('holder')}")
+        return str(mark["session"])
+
+    async def _adopted(self, request: ControlRequest, _tell: Report) -> Json:
+        node = request.text("node")
+        record = await outcome(self._parts.cluster.record_anew(node))
+        if record is None or record.state is not NodeState.LEFT:
+            raise RefusedError(f"the log of {node} is not drained: what is held of it stays")
+        with self._parts.fs.lock:
+            self._parts.holding.adopted(node)
         return {"node": node}
 
 

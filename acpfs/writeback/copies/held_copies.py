@@ -333,6 +333,32 @@ class HeldCopies:
             raise RefusedWordError("its RAM is full")
         session.files[name] = wanted
 
+    # -- adoption
+
+    def claim(self, origin: str, token: str) -> Path:
+        """Nothing more is taken of that session, nor of others of that origin: its log is claimed.
+        Returns where it lies.
+
+        Raises:
+            KeyError: there is no such session.
+        """
+        with self._lock:
+            session = self._sessions[origin, token]
+            session.is_frozen = True
+            self._write_about(session)
+            return session.path
+
+    def claimed(self, origin: str) -> list[str]:
+        """Sessions of an origin whose log is claimed."""
+        with self._lock:
+            return [one.token for one in self._of(origin) if one.is_frozen]
+
+    def adopted(self, origin: str) -> None:
+        """The log is drained: all that is held of that origin goes."""
+        with self._lock:
+            for one in self._of(origin):
+                self._drop(one)
+
     # -- the end of a session
 
     def _drop(self, session: CopySession) -> None:

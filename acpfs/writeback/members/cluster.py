@@ -99,6 +99,8 @@ class OwnDrain:
     """What others must not take for whole; called under the lock."""
     texts: Texts = lambda _paths: {}
     """What pointers say."""
+    kept_until: float | None = None
+    """All that the incarnation before had closed before then is here; None: not known."""
     holds: Callable[[], int] = lambda: -1
     """Bytes that are given to copies of others yet; -1: none at any time. Called under the lock."""
 
@@ -146,6 +148,7 @@ class Cluster:
             runtime.chance,
         )
         self._holds = drain.holds
+        self._kept_until = drain.kept_until
         self._names = names or PeerNames(settings, runtime.clock)
         self._pending = drain.pending
         self._names.known = self._listed = False
@@ -179,7 +182,7 @@ class Cluster:
         await self._call("clear", self._records.remove_temporary, node)
         earlier = await self._own.other()
         if earlier is not None:
-            self._own.follows(earlier, self._log.clock.now())
+            self._own.follows(earlier, self._log.clock.now(), self._kept_until)
             with self._section():
                 self._gate.learn_placed(earlier.placed)
         await self.publish()

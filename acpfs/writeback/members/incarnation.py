@@ -71,17 +71,20 @@ class Incarnation:
                 detail=self.rivalry,
             )
 
-    def follows(self, earlier: NodeRecord, now: float) -> None:
-        """An earlier incarnation had the node id.
+    def follows(self, earlier: NodeRecord, now: float, kept_until: float | None = None) -> None:
+        """An earlier incarnation had the node id; what it had closed before `kept_until` is here.
 
         One interval for all that was lost: only pointers that still wait are held against it.
         """
+        since = earlier.watermark
+        if kept_until is not None:
+            since = max(since, kept_until)
         if earlier.state is NodeState.LEFT:
             self.set_lost(earlier.lost)
         else:
             self.set_lost(
                 (
-                    min(earlier.watermark, earlier.lost[0]) if earlier.lost else earlier.watermark,
+                    min(since, earlier.lost[0]) if earlier.lost else since,
                     now,
                 )
             )

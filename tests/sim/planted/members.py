@@ -123,7 +123,7 @@ MEMBER_BUGS = [
         "loss-not-told",
         "a member comes back without its RAM, and says nothing",
         CLUSTER,
-        "            self._own.follows(earlier, self._log.clock.now())",
+        "            self._own.follows(earlier, self._log.clock.now(), self._kept_until)",
         "            pass",
         ONLY_MEMBERS,
     ),
