@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).parents[1]
+WIDTH_MAX = 100
 PACKAGE = REPOSITORY / "acpfs"
 LAYERS = [
     "cli",
@@ -561,6 +562,24 @@ def test_nobody_asks_of_a_process_what_its_exec_keeps_locked() -> None:
         if any(map(_asks_what_an_exec_locks, ast.walk(function)))
     }
     assert asking == set(ASKED_ALL_THE_SAME)
+
+
+def test_shell_is_no_wider_than_python() -> None:
+    """ruff looks at Python alone."""
+    scripts = [
+        *(path for path in (REPOSITORY / "tools").iterdir() if path.suffix in ("", ".sh")),
+        *PACKAGE.rglob("*.sh"),
+        REPOSITORY / ".ci" / "run",
+    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in scripts if path.is_file()}
+    assert len(texts) > 10
+    wide = [
+        f"{named(path)}:{number}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > WIDTH_MAX
+    ]
+    assert wide == []
 
 
 def test_modules_say_what_they_own() -> None:

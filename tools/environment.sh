@@ -1,6 +1,8 @@
-# What tools/test and tools/quickstart need of a machine: system packages and virtual environments. Sourced, never run.
+# What tools/test and tools/quickstart need of a machine: system packages and virtual
+# environments. Sourced, never run.
 #
-# Owns: .venv/ (git-ignored). An environment is made again when what it was made from changed, and reused otherwise.
+# Owns: .venv/ (git-ignored). An environment is made again when what it was made from changed,
+# and reused otherwise.
 # Callers set -euo pipefail and stand in the repository root.
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
@@ -20,7 +22,8 @@ need_programs() {
 
 install_packages() {
     [ $# -gt 0 ] || return 0
-    command -v apt-get >/dev/null 2>&1 || fail "missing here: $* (Debian's names); this is no Debian, please install them by hand"
+    command -v apt-get >/dev/null 2>&1 ||
+        fail "missing here: $* (Debian's names); this is no Debian, please install them by hand"
     local as_root=()
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null 2>&1 || fail "missing here: $*; run as root: apt-get install $*"
@@ -29,8 +32,11 @@ install_packages() {
     say "installing $*"
     local log
     log=$(mktemp)
-    if ! { ${as_root[@]+"${as_root[@]}"} apt-get update -q && ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends "$@"; } </dev/null >"$log" 2>&1; then
+    as_root+=(env DEBIAN_FRONTEND=noninteractive)
+    if ! {
+        "${as_root[@]}" apt-get update -q &&
+            "${as_root[@]}" apt-get install -q -y --no-install-recommends "$@"
+    } </dev/null >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         rm -f "$log"
         fail "apt-get could not install $*"
@@ -39,10 +45,13 @@ install_packages() {
 }
 
 python_is_fit() {
-    "$1" -c 'import sys, venv, ensurepip; raise SystemExit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+    "$1" -c '
+import ensurepip, sys, venv
+sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
-# find_python  prints a Python 3.10 to 3.13 that can make a virtual environment: $PYTHON, else the first on the path.
+# find_python  prints a Python 3.10 to 3.13 that can make a virtual environment: $PYTHON, else
+# the first on the path.
 find_python() {
     local candidate
     for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.10; do
@@ -61,28 +70,33 @@ need_system() {
     if ! PYTHON_BASE=$(find_python); then
         [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv"
         install_packages python3 python3-venv python3-dev
-        PYTHON_BASE=$(find_python) || fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
+        PYTHON_BASE=$(find_python) ||
+            fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
     fi
     need_programs fuse3:fusermount3 openssl:openssl
 }
 
-# need_compiler  what pyfuse3 is compiled with (the libfuse transport, the tests' faulty file systems); after need_system.
+# need_compiler  what pyfuse3 is compiled with (the libfuse transport, the tests' faulty file
+# systems); after need_system.
 need_compiler() {
     need_programs pkg-config:pkg-config gcc:gcc
-    local header missing=()
+    local header version missing=()
     pkg-config --exists fuse3 2>/dev/null || missing+=(libfuse3-dev)
     printf '#include <stdlib.h>\n' | gcc -E -x c - >/dev/null 2>&1 || missing+=(libc6-dev)
-    header=$("$PYTHON_BASE" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
-    [ -e "$header" ] || missing+=("$("$PYTHON_BASE" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+    header=$("$PYTHON_BASE" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
+    version=$("$PYTHON_BASE" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    [ -e "$header" ] || missing+=("python$version-dev")
     install_packages ${missing[@]+"${missing[@]}"}
 }
 
 need_fuse_device() {
-    [ -e /dev/fuse ] || fail "no /dev/fuse here: the kernel has no FUSE, or this container was not given the device"
+    [ -e /dev/fuse ] ||
+        fail "no /dev/fuse here: the kernel has no FUSE, or this container was not given the device"
 }
 
 # need_venv NAME FILE... -- PIP_ARGUMENT...
-# Makes .venv/NAME by `pip install PIP_ARGUMENT...` unless it was made from the same FILEs, arguments and interpreter before.
+# Makes .venv/NAME by `pip install PIP_ARGUMENT...` unless it was made from the same FILEs,
+# arguments and interpreter before.
 need_venv() {
     local name=$1 stamp want files=()
     need_system
@@ -102,15 +116,18 @@ need_venv() {
     mkdir -p .venv
     "$PYTHON_BASE" -m venv ".venv/$name"
     local log=.venv/$name/pip.log
-    # What is imported is compiled when it is: of torch and its companions that is a small part, and compiling all of it took most of the time.
-    if ! PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --no-input --no-compile "$@" </dev/null >"$log" 2>&1; then
+    local pip=(".venv/$name/bin/python" -m pip --disable-pip-version-check --no-input)
+    # What is imported is compiled when it is: of torch and its companions that is a small part, and
+    # compiling all of it took most of the time.
+    if ! "${pip[@]}" install --no-compile "$@" </dev/null >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         fail "pip could not install $*"
     fi
     printf '%s\n' "$want" >"$stamp"
 }
 
-# release_loops DIRECTORY  takes limits from the loop devices whose images lie below DIRECTORY, and detaches them: a limit outlasts its program.
+# release_loops DIRECTORY  takes limits from the loop devices whose images lie below DIRECTORY,
+# and detaches them: a limit outlasts its program.
 release_loops() {
     local backing device number limit
     for backing in /sys/block/loop*/loop/backing_file; do
@@ -130,19 +147,23 @@ release_loops() {
     done
 }
 
-# end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY, or something below it, in its environment and takes
-# away the mounts below DIRECTORY; says what it found. Nothing else on the machine is touched.
+# end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY, or something
+# below it, in its environment and takes away the mounts below DIRECTORY; says what it found.
+# Nothing else on the machine is touched.
 end_leftovers() {
-    local pid mount left=()
-    for mount in $(awk -v top="$1/" 'index($5, top) == 1 && / - ext4 / {print $5}' /proc/self/mountinfo); do
-        fsfreeze --unfreeze "$(printf '%b' "$mount")" 2>/dev/null || true # nobody else can, once it is unmounted
+    local pid mount left=() mounts=/proc/self/mountinfo
+    for mount in $(awk -v top="$1/" 'index($5, top) == 1 && / - ext4 / {print $5}' $mounts); do
+        # nobody else can, once it is unmounted
+        fsfreeze --unfreeze "$(printf '%b' "$mount")" 2>/dev/null || true
     done
-    for mount in $(awk -v top="$1/" 'index($5, top) == 1 {print $5}' /proc/self/mountinfo | sort -r); do
+    for mount in $(awk -v top="$1/" 'index($5, top) == 1 {print $5}' $mounts | sort -r); do
         echo "left mounted: $mount"
         umount -l "$(printf '%b' "$mount")" || true
     done
-    for pid in $( (grep -lszxF "ACPFS_STARTED_BELOW=$1" /proc/[0-9]*/environ
-        grep -lszF "ACPFS_STARTED_BELOW=$1/" /proc/[0-9]*/environ) 2>/dev/null | cut -d/ -f3 | sort -u); do
+    for pid in $( (
+        grep -lszxF "ACPFS_STARTED_BELOW=$1" /proc/[0-9]*/environ
+        grep -lszF "ACPFS_STARTED_BELOW=$1/" /proc/[0-9]*/environ
+    ) 2>/dev/null | cut -d/ -f3 | sort -u); do
         [ "$pid" = "$$" ] || ! kill -0 "$pid" 2>/dev/null || left+=("$pid")
     done
     for pid in ${left[@]+"${left[@]}"}; do

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Slurm's Epilog: gives what a job saved a moment to reach the backing directory. Runs as root on each node of the job.
+# Slurm's Epilog: gives what a job saved a moment to reach the backing directory. Runs as root on
+# each node of the job.
 #
-# The mount stays: what is not persisted after ACPFS_EPILOG_WAIT_S goes on being copied while the node takes its next job. Never fails,
+# The mount stays: what is not persisted after ACPFS_EPILOG_WAIT_S goes on being copied while the
+# node takes its next job. Never fails,
 # because Slurm drains a node whose epilog does.
 set -u
 . "$(dirname "$0")/acpfs.conf"
@@ -10,5 +12,6 @@ export PATH
 
 [ "$ACPFS_EPILOG_WAIT_S" != 0 ] || exit 0
 left=$(acpfs-ctl "$ACPFS_MOUNTPOINT" flush --timeout "$ACPFS_EPILOG_WAIT_S" 2>&1) ||
-    logger -t acpfs-epilog -- "job ${SLURM_JOB_ID:-?}: after $ACPFS_EPILOG_WAIT_S s not persisted, and going on: $left" 2>/dev/null
+    late="after $ACPFS_EPILOG_WAIT_S s not persisted, and going on: $left"
+    logger -t acpfs-epilog -- "job ${SLURM_JOB_ID:-?}: $late" 2>/dev/null
 exit 0

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Slurm's TaskProlog: tells each task where to save. Runs as the job's user; Slurm carries out what it prints.
+# Slurm's TaskProlog: tells each task where to save. Runs as the job's user; Slurm carries out
+# what it prints.
 #
-# ACPFS_DIR is the path to save to, ACPFS_SERVED says whether acpfs is behind it (yes) or the backing directory itself (no).
+# ACPFS_DIR is the path to save to, ACPFS_SERVED says whether acpfs is behind it (yes) or the
+# backing directory itself (no).
 set -u
 . "$(dirname "$0")/acpfs.conf"
 PATH=$ACPFS_PATH:/usr/sbin:/usr/bin:/sbin:/bin
@@ -12,5 +14,6 @@ if grep -q " $ACPFS_MOUNTPOINT fuse.acpfs " /proc/self/mounts; then
     echo "export ACPFS_SERVED=yes"
 else
     echo "export ACPFS_SERVED=no"
-    echo "print acpfs does not serve $ACPFS_MOUNTPOINT on $(uname -n): saves go straight to $ACPFS_BACKING"
+    where="$ACPFS_MOUNTPOINT on $(uname -n)"
+    echo "print acpfs does not serve $where: saves go straight to $ACPFS_BACKING"
 fi
