@@ -22,6 +22,7 @@ import trio
 
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT, Ino
+from tests.filesystem.test_overflow import BUDGET, MIB, block
 from tests.filesystem.world import CALLER, World, run, world
 from tests.rig.syscalls import rename2
 
@@ -379,3 +380,32 @@ def test_the_next_worker_finds_it_too(tmp_path: Path, flags: int) -> None:
             assert await seen(w, b"new") == expected(b"content of old")
 
     trio.run(scenario)
+
+
+@clause("S561")
+@pytest.mark.parametrize("older", [b"z", b"a"])
+def test_what_was_put_under_one_of_its_names_is_found_by_the_next_worker(
+    tmp_path: Path, older: bytes
+) -> None:
+    """Which name is the first, each worker says anew; and RAM has no room for what it has."""
+    newer = b"a" if older == b"z" else b"z"
+    content = block(1) * (BUDGET // MIB + 1)
+    options: dict[str, Any] = {"budget_bytes": BUDGET, "when_full": "native"}
+
+    def stored(w: World) -> set[bytes]:
+        return {(w.backing / name).read_bytes() for name in ("a", "z")}
+
+    async def main() -> None:
+        async with world(tmp_path, **options) as w:
+            await w.write(older, b"before")
+            await w.do(w.fs.link(await ino_of(w, older), ROOT, newer))
+            await w.drained()
+            answer = LostAnswer(w, "link", carried_out=False)
+            await w.write(older, content)
+            await until(lambda: stored(w) == {b"before", content})
+        answer.over()
+        async with world(tmp_path, **options) as w:
+            await w.drained()
+            assert stored(w) == {content}
+
+    trio.run(main)

@@ -471,7 +471,13 @@ class Committer:
             self._placing.check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
         self._spares.keep(version, first)
-        staging = self._placing.put_version(version, first)
+        try:
+            staging = self._placing.put_version(version, first)
+        except StagingLostError:
+            # An earlier worker has put it under another one of the names: which of them is the
+            # first, each worker says anew.
+            first = self._placing.name_of(version, targets[1:])
+            targets.sort(key=lambda target: target != first)
         self._changed = True
         st = self._lower.lstat(first)
         if st.size != version.size:

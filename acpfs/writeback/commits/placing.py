@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from acpfs.backing.lower import LowerPath, LowerStat
@@ -194,6 +194,18 @@ class Placing:
             return True
         note = self._lower.note(path)
         return note is not None and note.digest == version.digest
+
+    def name_of(self, version: Version, names: Iterable[LowerPath]) -> LowerPath:
+        """The one of these names at which the version lies.
+
+        Raises:
+            StagingLostError: none.
+        """
+        for name in names:
+            st = self._parts.look(name)
+            if st is not None and self.is_version(version, name, st):
+                return name
+        raise StagingLostError
 
     def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
         """Make `target` a further name of the file at `source`, over whatever it is now; False when

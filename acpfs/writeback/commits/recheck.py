@@ -26,7 +26,7 @@ from acpfs.logger import get_logger, shown
 from acpfs.types import Ino, Seq
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
-from acpfs.writeback.commits.placing import Placing
+from acpfs.writeback.commits.placing import Placing, StagingLostError
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind
@@ -209,8 +209,11 @@ class Recheck:
         present = self._parts.look(paths[0])
         if self._is_of_later(op, present):
             return False
-        if present is not None and self._placing.is_version(op.version, paths[0], present):
-            added = [self._placing.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
+        with suppress(StagingLostError):
+            placed = self._placing.name_of(op.version, paths)
+            ino = op.version.staging_ino
+            others = [path for path in paths if path != placed]
+            added = [self._placing.add_name(op, placed, path, ino) for path in others]
             return any(added)
         with self._parts.lock:
             for later in after:
