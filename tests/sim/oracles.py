@@ -286,18 +286,21 @@ class Told:
         self.moments[-1] = replace(self.moments[-1], shown=now)
 
     def _lacks_only_removed(self, shown: Shown) -> bool:
-        """It is a moment but for names that were removed at later ones."""
+        """It is a moment but for names that were removed at later ones, or halfway from that to a
+        later one.
+        """
         later = [moment.contents for moment in self.moments[self.at :]]
         later += [] if self.pending is None else [self.pending.contents]
-        return any(
-            all(
-                shown.get(path) == content
-                or (path not in shown and any(path not in one for one in later[at + 1 :]))
+        for at, moment in enumerate(later):
+            removed = {
+                path: content
                 for path, content in moment.items()
-            )
-            and shown.keys() <= moment.keys()
-            for at, moment in enumerate(later)
-        )
+                if path not in shown and any(path not in one for one in later[at + 1 :])
+            }
+            filled = {**shown, **removed}
+            if filled == moment or self._halfway_from(filled, self.at + at) >= 0:
+                return True
+        return False
 
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
@@ -346,8 +349,9 @@ def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:
     of these.
     """
     return any(len(content) == len(one) for one in later) and all(
-        any(one[at : at + PAGE_BYTES] == content[at : at + PAGE_BYTES] for one in later)
+        any(one[at : at + len(page)] == page for one in later)
         for at in range(0, len(content), PAGE_BYTES)
+        for page in (content[at : at + PAGE_BYTES],)
     )
 
 

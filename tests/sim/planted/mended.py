@@ -86,6 +86,22 @@ MENDED_BUGS = [
         also=(("                if piece not in moving.checked:\n", "                if True:\n"),),
     ),
     Bug(
+        "placed-under-the-first",
+        "what an earlier worker has put under another name of a file counts as lost",
+        "writeback/commits/commit.py",
+        "            first = self._placing.name_of(version, targets[1:])\n",
+        "            raise\n",
+        profiles=("short", "mirror"),
+    ),
+    Bug(
+        "vain-write-remembered",
+        "a write that failed and changed nothing leaves a half",
+        "filesystem/content/contents.py",
+        "        self.forget_vain_write(node)\n",
+        "",
+        profiles=("short",),
+    ),
+    Bug(
         "bare-directory",
         "a directory that is made again keeps mode 0700 where giving it another fails",
         "writeback/commits/commit.py",
