@@ -1156,8 +1156,20 @@ class Program:
                 self._unmapped(file)
             await self._calls.kernel.settle_mappings()
 
-        await self._change("unmap", self._with(file), act, file.path)
+        self.under_way = "unmap"
+        self._trace.note(self.name, "unmap", (file.path,))
+        self.told.begin(self._with(file))
+        await act()
         del self.mapped[file.path]
+        path = file.path.encode()
+        if self._knobs.when_full is WhenFull.ERROR and await self._calls.kernel.is_interrupted(
+            path
+        ):  # RAM was short meanwhile, and nobody was there to be told
+            self.told.never()
+            await self._calls.kernel.decide(path, keeps=False)
+            return
+        self.told.end()
+        self._trace.note(self.name, "unmap", (), "done")
 
     # -- after a death of everything
 
