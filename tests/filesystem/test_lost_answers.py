@@ -409,3 +409,26 @@ def test_what_was_put_under_one_of_its_names_is_found_by_the_next_worker(
             assert stored(w) == {content}
 
     trio.run(main)
+
+
+@clause("S562")
+def test_what_somebody_put_where_a_file_was_moved_to_is_not_that_file(tmp_path: Path) -> None:
+    """The worker died before it knew that it had moved it."""
+
+    async def main() -> None:
+        async with world(tmp_path, **ALWAYS) as w:
+            await w.write(b"pointer.tmp", b"step-1")
+            await w.drained()
+            answer = LostAnswer(w, "rename_of_name")
+            await w.do(w.fs.rename(ROOT, b"pointer.tmp", ROOT, b"pointer", 0))
+            await until((w.backing / "pointer").exists)
+        answer.over()
+        (tmp_path / "other").write_bytes(b"step-2")
+        (tmp_path / "other").rename(w.backing / "pointer")
+        async with world(tmp_path, **ALWAYS) as w:
+            await w.drained()
+            assert await w.read(await ino_of(w, b"pointer")) == b"step-2"
+            assert await w.names() == [b"pointer"]
+        assert (w.backing / "pointer").read_bytes() == b"step-2"
+
+    trio.run(main)

@@ -615,6 +615,9 @@ class Committer:
             if st is None and self._placing.move(source, target):
                 self._changed = True
                 st = self._placing.arrived(source, target)
+                if self._is_anothers(op.ino, st):
+                    # done by an earlier worker, and replaced by somebody else since
+                    st = None
         with self._settling(op, moves=True):
             self._tree.move(self.place_of(op), self.target_of(op))
             if st is None:
@@ -622,6 +625,19 @@ class Committer:
             self._manifest.move(source, target)
         self.give_back(op)
         return st
+
+    def _is_anothers(self, ino: Ino, st: LowerStat) -> bool:
+        """Whether what lies where a node was moved to is another file than the node was: neither
+        its number nor its time.
+        """
+        with self._lock:
+            left = self._parts.listener.left_as(ino)
+        return (
+            left is not None
+            and not stat.S_ISDIR(st.mode)
+            and st.ino != left[0]
+            and st.mtime_ns != left[2]
+        )
 
     def _is_gone(self, place: Place) -> None:
         """Others have removed what was to be moved there.

@@ -94,6 +94,14 @@ MENDED_BUGS = [
         profiles=("short", "mirror"),
     ),
     Bug(
+        "moved-over-is-moved",
+        "what another member has put where a file was moved to is taken for that file",
+        "writeback/commits/commit.py",
+        "                if self._is_anothers(op.ino, st):\n",
+        "                if False:\n",
+        profiles=("members",),
+    ),
+    Bug(
         "vain-write-remembered",
         "a write that failed and changed nothing leaves a half",
         "filesystem/content/contents.py",
