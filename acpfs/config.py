@@ -225,6 +225,8 @@ class FsyncMode(str, Enum):
     """What fsync means; docs/SEMANTICS.md."""
 
     ORDERED = "ordered"
+    COPIED = "copied"
+    """Another member has it, too (`copies`), or it is persisted."""
     DURABLE = "durable"
 
 
@@ -393,7 +395,9 @@ class Settings:
     fastest that works here.
     """
     fsync: FsyncMode = FsyncMode.ORDERED
-    """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
+    """What fsync means: ordered (safe in RAM, place in the order fixed), copied (another member has
+    it, too, S589: needs `copies`, else it is durable) or durable (persisted).
+    """
     locks: LockMode = LockMode.LOCAL
     """flock and fcntl locks: local (they keep out programs of this mount only, and other nodes
     grant them at the same time, S456) or refuse (ENOLCK to all, S460; native transport only).

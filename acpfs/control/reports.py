@@ -496,7 +496,7 @@ class Status:
     lanes: dict[str, int]
     """Lane → open files that use it."""
     fsync: str
-    """ordered or durable."""
+    """ordered, copied or durable."""
     worker: WorkerReport
     """The process that serves."""
     ram: RamReport

@@ -71,19 +71,20 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "wait": Verb(
-        takes=("paths", "timeout_s", "verified", "count"),
+        takes=("paths", "timeout_s", "verified", "copied", "count"),
         help="Wait until these paths are persisted, or verified.",
-        usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
+        usage=("wait PATH… [--persisted|--verified|--copied] [--count N] [--timeout S]",),
         does=(
             "return when these paths, as they are now, are persisted: a file that is being "
             "written is waited for, and one that is "
             "interrupted is an error; `--verified`: also read back and equal by checksum; "
+            "`--copied`: when another node has them, too, or they are persisted; "
             "`--count`: when at least N files below PATHs are persisted and none is left there "
             "that is not"
         ),
         answer=(
             "`operations`, `bytes`: what there was to wait for; `--verified`: also `verified`, "
-            "number of files"
+            "number of files; `--copied`: `state`, copied or persisted"
         ),
         lasting=True,
     ),

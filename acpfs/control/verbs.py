@@ -17,6 +17,7 @@ from functools import partial
 import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
+from acpfs.control.reports import Remaining
 from acpfs.control.socket_messages import ControlRequest, Json, RemoteError, path_from_text
 from acpfs.control.worker_contract import Incomplete, Report, Subject, Unseen
 from acpfs.drain_records import QueueEntry, Verification
@@ -32,6 +33,7 @@ LAST_STEP_S = 5.0
 """Each of the steps after the drain, which a mount that is no longer there cannot be spared: so
 long whatever the deadline is.
 """
+COPIED_LOOK_S = 0.02
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
 UNSEEN_AGAIN_S = 1.0
@@ -118,6 +120,8 @@ async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     paths = await followed(subject, paths, deadline)
     await _hear_of_mappings(subject, paths, deadline, tell)
     at_call = _incomplete_now(subject, paths)
+    if request.flag("copied"):
+        return await _until_copied(subject, paths, at_call, deadline, tell)
     until = await covering(subject, paths, deadline)
     with trio.move_on_at(deadline):
         done = await drain(subject, until, None, tell, paths)
@@ -142,6 +146,35 @@ async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
         ExitCode.TIMEOUT,
         "persisted, but not verified in time" if persisted else LATE,
     )
+
+
+async def _until_copied(
+    subject: Subject, paths: list[bytes], at_call: dict[int, int], deadline: float, tell: Report
+) -> Json:
+    """Until another member has the paths, or they are persisted; says which."""
+    while left := still_incomplete(subject, paths, at_call):
+        with trio.move_on_at(deadline) as waiting:
+            await _completed(subject, paths, at_call, tell)
+        if waiting.cancelled_caught:
+            raise _being_written(left)
+    until = await covering(subject, paths, deadline)
+    begin = subject.remaining(until, paths)
+    copied = subject.copied(until)
+    try:
+        with trio.move_on_at(deadline):
+            while True:
+                if copied.done():
+                    return {**_counted(begin), "state": "copied"}
+                if subject.remaining(until, paths).operations == 0:
+                    return {**_counted(begin), "state": "persisted"}
+                await trio.sleep(COPIED_LOOK_S)
+    finally:
+        copied.cancel()
+    raise left_over(subject, until, ExitCode.TIMEOUT, "neither copied nor persisted in time")
+
+
+def _counted(begin: Remaining) -> Json:
+    return {"operations": begin.operations, "bytes": begin.size_bytes}
 
 
 async def verify(subject: Subject, request: ControlRequest, tell: Report) -> Json:

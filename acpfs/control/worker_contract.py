@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from acpfs.control.reports import (
@@ -110,6 +111,12 @@ class Subject(Protocol):
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         """What is left up to that number; with paths, without what is parked elsewhere."""
+        ...
+
+    def copied(self, until: int) -> Future[None]:
+        """Done when another member has everything up to that number; perhaps never. Whoever waits
+        cancels it.
+        """
         ...
 
     def left(self, until: int) -> list[QueueEntry]:

@@ -230,7 +230,7 @@ class AttributeCalls:
             return
         if name != FSYNC_XATTR or not node.is_dir:
             raise fail(errno.EPERM)
-        if value not in (b"ordered", b"durable"):
+        if value not in {mode.value.encode() for mode in FsyncMode}:
             raise fail(errno.EINVAL)
 
     async def removexattr(self, node: Node, name: bytes, uid: int) -> None:
@@ -267,8 +267,12 @@ class AttributeCalls:
             node = self._table[node.names[0][0]]
             value = (node.xattrs or {}).get(FSYNC_XATTR)
             if value is not None:
-                return FsyncMode(value.decode()) is FsyncMode.DURABLE
-        return self._settings.fsync is FsyncMode.DURABLE
+                return self._is_durable(FsyncMode(value.decode()))
+        return self._is_durable(self._settings.fsync)
+
+    def _is_durable(self, mode: FsyncMode) -> bool:
+        """Where nobody holds copies, what is to be copied is to be persisted."""
+        return mode is FsyncMode.DURABLE or (mode is FsyncMode.COPIED and not self._settings.copies)
 
     async def fsync_mode(self, node: Node) -> FsyncMode:
         """What fsync means for a file: the nearest directory above with a mode of its own decides,

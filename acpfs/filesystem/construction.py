@@ -369,7 +369,7 @@ class FileSystemParts:
             self.outgrown,
             self.room,
             self.warming,
-            None if self.spilling is None else self.spilling.bring_back,
+            self.spilling,
         )
         self.reads = Reads(
             self.contents,

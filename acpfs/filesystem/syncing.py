@@ -50,7 +50,7 @@ class Syncing:
 
     async def fsync(self, number: HandleId, *, is_durable: bool = False) -> None:
         """Fix the content in the order; in durable mode, or where that is asked for, wait until it
-        is persisted.
+        is persisted; in copied mode until another member has it, too, if that is sooner.
 
         Raises:
             OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable;
@@ -65,11 +65,13 @@ class Syncing:
         self._closes.goes_on(handle)
         self._closes.sync(handle)
         self._closes.report_refusal(handle.node)
-        if (
-            handle.synchronous
-            or is_durable
-            or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE
-        ):
+        mode = FsyncMode.DURABLE if handle.synchronous or is_durable else None
+        if mode is None:
+            mode = await self._attributes.fsync_mode(handle.node)
+        can_be_copied = self._writable.can_be_copied and not handle.node.body.is_outgrown
+        if mode is FsyncMode.COPIED and can_be_copied:
+            await self._writable.copied(handle.node)
+        elif mode is not FsyncMode.ORDERED:
             if handle.writes_unseen:
                 self._outgrown.refuse_to_wait(handle.node)
             seen = None
@@ -83,12 +85,16 @@ class Syncing:
 
     async def fsync_directory(self, node: Node) -> None:
         """In durable mode, wait until its names and its own attributes are persisted; an open file
-        has no name yet that could be.
+        has no name yet that could be. In copied mode, until another member has them, too.
 
         Raises:
             OSError: ENOSPC: some of that stands behind an open file that outgrew RAM.
         """
-        if await self._attributes.fsync_mode_in(node) is not FsyncMode.DURABLE:
+        mode = await self._attributes.fsync_mode_in(node)
+        if mode is FsyncMode.ORDERED:
+            return
+        if mode is FsyncMode.COPIED and self._writable.can_be_copied:
+            await self._writable.copied(node, self._log.last_seq)
             return
         newest = self._log.newest()
         if newest is None or not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):

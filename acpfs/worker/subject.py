@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -47,7 +48,7 @@ from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger, shown
 from acpfs.ram import place as places
-from acpfs.types import Seq
+from acpfs.types import ROOT, Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
@@ -323,6 +324,14 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             return remaining(parts.log, until, paths, parts.inner.changes.display_path)
+
+    def copied(self, until: int) -> Future[None]:
+        parts = self._parts
+        spilling = parts.inner.spilling
+        if spilling is None or not spilling.copies_to_members:
+            return Future()
+        with parts.fs.lock, parts.state.step():
+            return spilling.when_copied(ROOT, Seq(until))
 
     def left(self, until: int) -> list[QueueEntry]:
         return [entry for entry in self._parts.engine.statistics().queue if entry.seq <= until]

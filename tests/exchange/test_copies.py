@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from acpfs.errors import ExitCode
 from acpfs.ram.tier import HELD
 from tests.cluster.stand import QUICK
 from tests.rig.faultfs import FaultFs
@@ -174,3 +176,84 @@ def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, fault_fs: Fau
         with pytest.raises(CommandError) as caught:
             one.start()
         assert why in caught.value.stderr
+
+
+@clause("S589")
+def test_fsync_returns_when_another_member_has_it_or_it_is_persisted(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    saves = member(fault_fs, tmp_path, "saves", fsync="copied")
+    holds = member(fault_fs, tmp_path, "holds")
+    with mounted(saves, holds), ThreadPoolExecutor() as pool:
+        frozen(fault_fs, "saves")
+        data = os.urandom(3 * MIB)
+        stored(saves.path / "one", data)
+        # at this moment, behind a storage that hangs, the loss of this node would not lose it
+        assert held(holds) == {"saves": [data]}
+        (journal,) = holds.runtime_dir.rglob("mirror-*.log")
+        assert b"one" in journal.read_bytes()
+        sync_directory(saves.path)
+        for process in holds.living():
+            os.kill(process, signal.SIGSTOP)
+        waiting = pool.submit(stored, saves.path / "two", b"2")
+        saves.wait_status(lambda now: now["queue_length"] == 2)
+        assert not waiting.done()
+        fault_fs.clear()
+        waiting.result()  # persisted: the storage answers, and the holder does not
+        assert (fault_fs.path / "two").read_bytes() == b"2"
+        for process in holds.living():
+            os.kill(process, signal.SIGCONT)
+
+
+@clause("S589")
+def test_without_a_copy_what_is_to_be_copied_is_persisted(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    """For a directory, too, that says so for itself."""
+    with member(fault_fs, tmp_path, "saves", copies=0) as saves:
+        (saves.path / "run").mkdir()
+        os.setxattr(saves.path / "run", "user.acpfs.fsync", b"copied")
+        stored(saves.path / "run" / "one", b"1")
+        assert (fault_fs.path / "run" / "one").read_bytes() == b"1"
+
+
+def stored(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@clause("S590")
+def test_wait_says_which_of_both_was_first(tmp_path: Path, fault_fs: FaultFs) -> None:
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
+    with mounted(*members) as (saves, holds):
+        frozen(fault_fs, "saves")
+        save(saves, {"one": b"1" * MIB})
+        words = ("wait", "--copied", str(saves.path / "one"))
+        assert saves.run("acpfs-ctl", str(saves.path), *words).stdout.startswith("copied: ")
+        assert held(holds) == {"saves": [b"1" * MIB]}
+        for process in holds.living():
+            os.kill(process, signal.SIGSTOP)
+        save(saves, {"two": b"2"})
+        late = saves.run(
+            "acpfs-ctl",
+            str(saves.path),
+            *("wait", "--copied", "--timeout", "0.2", str(saves.path / "two")),
+            check=False,
+        )
+        assert late.returncode == ExitCode.TIMEOUT
+        fault_fs.clear()
+        saves.flush()
+        words = ("wait", "--copied", str(saves.path / "two"))
+        assert saves.run("acpfs-ctl", str(saves.path), *words).stdout.startswith("persisted: ")
+        for process in holds.living():
+            os.kill(process, signal.SIGCONT)

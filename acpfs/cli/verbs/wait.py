@@ -1,4 +1,4 @@
-"""`acpfs-ctl wait`: return when paths are persisted, or read back and verified."""
+"""`acpfs-ctl wait`: return when paths are persisted, or copied, or read back and verified."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
     help="Also read back from the backing directory and compared by checksum.",
 )
 @click.option(
+    "--copied",
+    "state",
+    flag_value="copied",
+    help="Another node has them, too (`copies`), or they are persisted: whichever is first.",
+)
+@click.option(
     "--count",
     type=click.IntRange(min=1),
     metavar="N",
@@ -47,14 +53,15 @@ def command(
     Exit code 0: they are; 1: refused, different, or interrupted (the writer was lost); 4: not in
     time, as when one is being written.
     """
-    if count is not None and state == "verified":
+    if count is not None and state != "persisted":
         raise click.UsageError(
-            "--count waits for files to be persisted; wait for --verified afterwards"
+            f"--count waits for files to be persisted; wait for --{state} afterwards"
         )
     record, below = target.with_paths(paths)
     arguments = {
         "paths": below,
         "verified": state == "verified",
+        "copied": state == "copied",
         "count": count,
         "timeout_s": timeout_s,
     }
@@ -64,4 +71,5 @@ def command(
         show.print_json(done)
     else:
         counted = f"{done['files']} files of " if count else ""
-        click.echo(f"{state}: {counted}{', '.join(show.printable(path) for path in paths)}")
+        names = ", ".join(show.printable(path) for path in paths)
+        click.echo(f"{done.get('state', state)}: {counted}{names}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from acpfs.backing.progress import Progress
@@ -55,6 +56,23 @@ class Unmirrored:
     bytes: int
     until: Seq
     """Everything up to here would be drained after a reboot."""
+
+
+@dataclass(slots=True, eq=False)
+class AwaitedCopy:
+    """Somebody waits until a holder has a node as it is."""
+
+    ino: Ino
+    seq: Seq | None
+    """All operations up to this one; None: up to the last one of the node."""
+    future: Future[None]
+    journal: str = ""
+    """Token of the one that was asked to tell."""
+
+    def arrived(self) -> None:
+        """It has; in whatever thread."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(None)
 
 
 class Spilling:
@@ -105,6 +123,7 @@ class Spilling:
         the kernel could have written on.
         """
         self._clock_told = 0.0
+        self._awaited: list[AwaitedCopy] = []
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
@@ -205,6 +224,7 @@ class Spilling:
         if self.spill.mirror is not None:
             self.spill.mirror.look()
             self._tell_clock(self.spill.mirror)
+            self._tell_awaited(self.spill.mirror)
         for vid in self.spill.take_forgotten():
             if vid in self._live:
                 self._queue(self._live[vid])
@@ -215,6 +235,33 @@ class Spilling:
             self._shed(short)
         if not self.spill.is_moving():
             self._room.look_again()
+
+    @property
+    def copies_to_members(self) -> bool:
+        """Whether copies are at another member."""
+        return not self._frees_ram
+
+    def when_copied(self, ino: Ino, seq: Seq | None = None) -> Future[None]:
+        """Done when a holder has all that was logged about a node, or up to an operation, with the
+        bytes and all that came before; perhaps never. Whoever waits cancels it.
+        """
+        awaited = AwaitedCopy(ino, seq, Future())
+        self._awaited.append(awaited)
+        self._look_soon()
+        return awaited.future
+
+    def _tell_awaited(self, mirror: Mirror) -> None:
+        """Ask the journal that is written now to tell who waits when it has what is copied."""
+        self._awaited = [one for one in self._awaited if not one.future.done()]
+        if not self._awaited:
+            return
+        until = self.unmirrored().until
+        for one in self._awaited:
+            op = self._log.last_of(one.ino)
+            last = one.seq if one.seq is not None else Seq(0) if op is None else op.seq
+            if one.journal != mirror.token and last <= until:
+                one.journal = mirror.token
+                mirror.when_current(one.arrived)
 
     def _tell_clock(self, mirror: Mirror) -> None:
         """A holder learns now and then that it has all: what was closed elsewhere before then names

@@ -8,11 +8,12 @@ system's lock between its waits.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TypeVar
 
@@ -23,11 +24,12 @@ from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.spilling import Spilling
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.content.whole_reads import There
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.steps import wait
+from acpfs.filesystem.steps import shared, wait
 from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.waiting import Purpose
 from acpfs.types import Seq
@@ -58,11 +60,9 @@ class Writable:
         outgrown: OutgrownFiles,
         room: Room,
         warming: Warming,
-        bring_back: Callable[[Node], Awaitable[None]] | None,
+        spilling: Spilling | None,
     ) -> None:
-        """`bring_back`: brings a content back from the spill directory; None: there is no spill
-        tier.
-        """
+        """`spilling`: None: there is no spill tier, and no copy elsewhere."""
         self._table = upper.table
         self._view = view
         self._contents = contents
@@ -72,7 +72,7 @@ class Writable:
         self._room = room
         self._log = upper.log
         self._warming = warming
-        self._bring_back = bring_back
+        self._spilling = spilling
 
     async def bring_up(self, node: Node, size: int | None = None) -> None:
         """Copy the content from the backing directory to RAM, the first `size` bytes of it, so that
@@ -81,8 +81,8 @@ class Writable:
         One that went to the spill directory comes back whole.
         """
         if node.body.is_spilled:
-            assert self._bring_back is not None, node.ino
-            await self._bring_back(node)
+            assert self._spilling is not None, node.ino
+            await self._spilling.bring_back(node)
         self._warming.check(node)
         if size is None:
             await self._warming.whole(node)
@@ -228,7 +228,42 @@ class Writable:
         """Wait until all that was logged about the node is persisted."""
         await wait(self.persisting(node))
 
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another member may come to have what is closed here."""
+        return self._spilling is not None and self._spilling.copies_to_members
+
+    async def copied(self, node: Node, seq: Seq | None = None) -> None:
+        """Wait until another member has the node as it is, or all that was logged about it is
+        persisted; with `seq`, all operations up to that one.
+
+        Raises:
+            OSError: the errno of an operation on it that is parked.
+        """
+        assert self._spilling is not None
+        persisted = self.persisting(node) if seq is None else self._log.when_done(seq, node.ino)
+        copied = self._spilling.when_copied(node.ino, seq)
+        either = shared()
+        for one in (persisted, copied):
+            one.add_done_callback(partial(_settle, either))
+        try:
+            await wait(either)
+        finally:
+            persisted.cancel()
+            copied.cancel()
+
     def persisting(self, node: Node) -> Future[None]:
         """Done when all is that was logged about the node so far."""
         op = self._log.last_of(node.ino)
         return self._log.when_done(Seq(0) if op is None else op.seq, node.ino)
+
+
+def _settle(either: Future[None], one: Future[None]) -> None:
+    """The first of two is done; the other one is given up, or comes too late."""
+    if one.cancelled():
+        return
+    with contextlib.suppress(InvalidStateError):
+        if (error := one.exception()) is None:
+            either.set_result(None)
+        else:
+            either.set_exception(error)

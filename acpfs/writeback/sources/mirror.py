@@ -144,6 +144,7 @@ class Mirror:
         self._rest_until = 0.0
         self._closing = False
         self._after: list[tuple[int, Callable[[], None]]] = []
+        self._current: list[tuple[int, str, Callable[[], None]]] = []
         self._unknown_names: set[tuple[int, bytes]] = set()
         self._unknown_nodes: set[int] = set()
         self._unknown_alone = False
@@ -282,7 +283,30 @@ class Mirror:
             self._after.append((self._logged, action))
         self._run_after()
 
+    @property
+    def token(self) -> str:
+        """Of the journal that is written now."""
+        return self._token
+
+    def when_current(self, action: Callable[[], None]) -> None:
+        """Have `action` called when the journal that is written now counts, and has what was logged
+        until now; never, where it fails before.
+        """
+        with self._changed:
+            self._current.append((self._logged, self._token, action))
+        self._run_current()
+
+    def _run_current(self) -> None:
+        with self._changed:
+            waiting = [one for one in self._current if one[1] == self._token and not self._why]
+            counts = self._marked == self._token
+            ready = [one for one in waiting if counts and one[0] <= self._synced]
+            self._current = [one for one in waiting if one not in ready]
+        for _number, _token, action in ready:
+            action()
+
     def _run_after(self) -> None:
+        self._run_current()
         with self._changed:
             if self._may_be_marked and (self._why or self._marked != self._token):
                 return  # an older journal, or the one that failed, may count still
