@@ -52,6 +52,10 @@ class Patience:
     rest_s: float
     """After that, until the journal is begun anew."""
     complaint: str
+    waits_for_next: bool = False
+    """Whether the drain waits, within `wait_s` of a failure, for the next journal: it comes sooner
+    than a disk is mended, and what counts as copied does so until the mark is withdrawn.
+    """
 
 
 DISK_PATIENCE = Patience(
@@ -62,10 +66,11 @@ DISK_PATIENCE = Patience(
 )
 HOLDER_PATIENCE = Patience(
     "holder",
-    2.0,
+    10.0,
     0.5,
     "the copy at another member is behind: what is not drained would not survive the loss of this "
     "node",
+    waits_for_next=True,
 )
 
 
@@ -142,6 +147,7 @@ class Mirror:
         self._is_long = False
         self._why = "not begun"
         self._rest_until = 0.0
+        self._failed_at = 0.0
         self._closing = False
         self._after: list[tuple[int, Callable[[], None]]] = []
         self._current: list[tuple[int, str, Callable[[], None]]] = []
@@ -160,6 +166,7 @@ class Mirror:
         with self._changed:
             self._token = token
             self._why = ""
+            self._changed.notify_all()
             self._seeded = False
             self._is_long = False
             self._pending = []
@@ -262,6 +269,7 @@ class Mirror:
         if token != self._token or self._why:
             return
         self._why = why or "?"
+        self._failed_at = self._now()
         self._seeded = False
         self._pending = []
         self._pending_statements = 0
@@ -338,6 +346,9 @@ class Mirror:
 
     def _ahead_of(self, op: Op) -> None:
         with self._changed:
+            if self._patience.waits_for_next and self._may_be_marked:
+                left_s = self._failed_at + self._patience_s - self._now()
+                self._changed.wait_for(lambda: not self._why or self._closing, max(0.0, left_s))
             token = self._token
             why = self._why
         if self._marked != token or why:
