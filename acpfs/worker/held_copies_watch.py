@@ -32,9 +32,11 @@ class HeldCopiesWatch:
         self._stopping.set()
 
     def _run(self) -> None:
-        self._holding.delete_gone()  # an earlier worker's
-        while not self._stopping.wait(LOOK_S):
-            for origin in self._holding.idle():
+        is_over = False
+        while not is_over:
+            self._holding.delete_gone()
+            is_over = self._stopping.wait(LOOK_S)
+            for origin in () if is_over else self._holding.idle():
                 self._look(origin)
 
     def _look(self, origin: str) -> None:

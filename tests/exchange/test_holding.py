@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from acpfs.ram.tier import HELD, Tier
+from acpfs.worker import held_copies_watch
+from acpfs.worker.held_copies_watch import HeldCopiesWatch
 from acpfs.writeback.copies.held_copies import FILES_MAX, SESSIONS_MAX, HeldCopies
 from tests.rig.runtime import REAL
+from tests.rig.storage.servers import until
+from tests.writeback.memory_lower import MemoryLower
 
 clause = pytest.mark.clause
 MIB = 1 << 20
@@ -272,3 +276,19 @@ def test_what_goes_is_deleted_without_the_lock_and_counted_until_it_is_away(
     assert holding.heed("n1", {"what": "release", "session": SESSION})["ok"]
     assert seen == [(True, MIB + 4096), (True, 4096)]
     assert tier.held_bytes == 0
+
+
+@clause("S587")
+def test_what_was_adopted_goes_though_nobody_says_another_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_copies_watch, "LOOK_S", 0.05)
+    holding, tier = begun(tmp_path)
+    watch = HeldCopiesWatch(holding, MemoryLower(), REAL)
+    watch.begin()
+    try:
+        assert put(holding, COPY, MIB) == ""
+        holding.adopted("n1")
+        until(lambda: tier.held_bytes == 0, "it is deleted", 60)
+    finally:
+        watch.close()
