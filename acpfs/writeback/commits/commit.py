@@ -628,12 +628,13 @@ class Committer:
 
     def _is_anothers(self, ino: Ino, st: LowerStat) -> bool:
         """Whether what lies where a node was moved to is another file than the node was: neither
-        its number nor its time.
+        its number nor its time. Not asked of what this group has changed, which has others by now.
         """
         with self._lock:
             left = self._parts.listener.left_as(ino)
         return (
             left is not None
+            and ino not in self._numbers
             and not stat.S_ISDIR(st.mode)
             and st.ino != left[0]
             and st.mtime_ns != left[2]
