@@ -40,6 +40,8 @@ RAM_LOST = 0.6
 STATUS_LOOKS = 0.2
 """Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
+TEARS_IN_VAIN_MAX = 3000
+"""In a row: whoever waits for what never comes waits for thousands of seconds."""
 DEAD_WRITES_MAX = 8
 DEAD_PAUSES_S = (0.0, 0.001, 0.02, 0.5, 4.0)
 DEAD_SIZES = (1, 5000, 60_000)
@@ -297,18 +299,23 @@ class History(Serving):
 
     async def _tidy(self) -> None:
         chance = self.choices.stream("tidy")
-        while self.knobs.is_tidied:
+        in_vain = 0
+        while self.knobs.is_tidied and in_vain < TEARS_IN_VAIN_MAX:
+            in_vain += 1
             await trio.sleep(chance.choice(TIDIES_S))
             life = self.life
             if life is None or life.number == self.knobs.lives - 1:
                 continue
             if name := self.storage.tidy(chance):
                 self.trace.note("somebody", "removes", (name,))
+                in_vain = 0
 
     async def _tear(self) -> None:
         """Somebody removes empty directories: acpfs makes them again for what comes there."""
         chance = self.choices.stream("tear")
-        while self.knobs.is_torn:
+        in_vain = 0
+        while self.knobs.is_torn and in_vain < TEARS_IN_VAIN_MAX:
+            in_vain += 1
             await trio.sleep(chance.choice(TIDIES_S))
             life = self.life
             if life is None or life.number == self.knobs.lives - 1 or not life.is_serving:
@@ -323,6 +330,7 @@ class History(Serving):
                     program.told.were_torn.add(place)
                     self.trace.note("somebody", "removes", (place,))
                     self.storage.remove_directory(place)
+                    in_vain = 0
                     self.counts["directories removed by others"] += 1
 
     def _give_mode(self) -> None:
