@@ -390,6 +390,10 @@ class Settings:
 
     All other files have only the rest of the budget.
     """
+    ram_per_user: Share = 0
+    """Most bytes of RAM that the files of one owner may take before the storage has them: bytes, or
+    percent of the budget; 0: no limit. Who has more waits as where RAM is full; others do not.
+    """
     transport: Transport = Transport.AUTO
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the
     fastest that works here.
@@ -682,6 +686,7 @@ CHANGEABLE = (
     "spill_budget",
     "wait_for_peers_s",
     "reserve",
+    "ram_per_user",
 )
 """What `acpfs-ctl set` may change while the mount is in use."""
 

@@ -135,9 +135,9 @@ FILESYSTEM_ROOMS = {
         "nameless notices questions read_handle recognition whole_reads"
     ),
     "bytes": (
-        "close_states closing contents copy_aside earlier_calls earlier_writers eviction_order "
-        "file_writers fullness handles kept_handles kernel_writes lanes last_close loads marks "
-        "missing outlook overflow retention room unseen_room versions"
+        "charges close_states closing contents copy_aside earlier_calls earlier_writers "
+        "eviction_order file_writers fullness handles kept_handles kernel_writes lanes last_close "
+        "loads marks missing outlook overflow retention room unseen_room versions"
     ),
     "inodes": (
         "acls body catalogue change_time damaged_files durations expectations fill from_members "

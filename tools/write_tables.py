@@ -50,7 +50,9 @@ def with_tables(page: str) -> str:
         if verb.usage
     ]
     page = with_rows(page, "| verb | does |", usages)
-    owners = listed(shown(name, verb) for name, verb in VERBS.items() if verb.owner_only)
+    owners = listed(
+        dict.fromkeys(shown(name, verb) for name, verb in VERBS.items() if verb.owner_only)
+    )
     page = re.sub(r"(?<=who may do all but )[^;]*(?=;)", lambda _found: owners, page)
     beside = [
         f"`{name}`" + (f" ({shown(name, verb)})" if verb.usage else "")

@@ -38,6 +38,12 @@ def size(count: float) -> str:
     raise AssertionError("unreachable: the last unit returns")
 
 
+def owner_share(ram: Json, owner: Json) -> str:
+    """What one user has of his share of RAM; both of `status`."""
+    waits = f", {owner['waiting_writers']} waiting" if owner["waiting_writers"] else ""
+    return f"user {owner['uid']} {size(owner['taken_bytes'])} of {size(ram['share_bytes'])}{waits}"
+
+
 def duration(seconds: float) -> str:
     """75 → `1 min 15 s`."""
     if seconds < 10:

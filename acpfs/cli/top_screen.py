@@ -46,6 +46,7 @@ NAME_NARROW = 22
 """Of the first column there: of a path the end says more than the beginning."""
 SHOWN_MAX = 50
 MISSING_MAX = 5
+OWNERS_MAX = 3
 """Members that are named; of a rack that is down nobody reads them all."""
 MEMBERS_EVERY = 5
 """Looks: a daemon reads a record for each member, and there may be a thousand."""
@@ -114,6 +115,8 @@ def summary(status: show.Json, rate: float | None, bar_width: int = BAR) -> str:
             f"members  {cluster['live']} of {cluster['nodes']} others live; "
             f"{len(cluster['waiting'])} pointers wait"
         )
+    over = [one for one in ram.get("owners") or () if one["waiting_writers"]]
+    lines += [f"share    {show.owner_share(ram, one)}" for one in over[:OWNERS_MAX]]
     if found := wrong(status):
         lines.append(f"WRONG    {'; '.join(found)}")
     for one in status["waiting"][:3]:

@@ -76,6 +76,17 @@ GAUGES: dict[str, Gauge] = {
     "waiting_bytes": Gauge(
         "bytes that they wait for", lambda s: sum(one.wanted_bytes for one in s.waiting)
     ),
+    "owners_waiting": Gauge(
+        "users whose writers wait since their share of RAM is used up",
+        lambda s: sum(1 for one in s.ram.owners if one.waiting_writers),
+    ),
+    "largest_owner_bytes": Gauge(
+        "dirty bytes of the user who has most of them; 0 where there are no shares",
+        lambda s: max((one.taken_bytes for one in s.ram.owners), default=0),
+    ),
+    "largest_owner_uid": Gauge(
+        "that user; -1: nobody", lambda s: s.ram.owners[0].uid if s.ram.owners else -1
+    ),
     "longest_wait_seconds": Gauge("how long the first of them has waited", _longest_s),
     "waiting_calls": Gauge(
         "calls of applications that have waited for more than two seconds (native)",

@@ -25,6 +25,20 @@ def gauge(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerShareReport:
+    """What the files of one owner take of his share of RAM (`ram_per_user`)."""
+
+    uid: int
+    """The owner."""
+    taken_bytes: int
+    """That the backing directory has not got."""
+    reserved_bytes: int
+    """Promised to writers of his files."""
+    waiting_writers: int
+    """Of his files, that wait since his share is used up."""
+
+
+@dataclass(frozen=True, slots=True)
 class RamReport:
     """The RAM tier. dirty + clean = used.
 
@@ -68,6 +82,14 @@ class RamReport:
         default=0, metadata=gauge("last part of the budget, only for urgent files")
     )
     """The last part of the budget, which only files below urgent paths get."""
+    share_bytes: int = field(
+        default=0, metadata=gauge("most dirty bytes of one owner's files (ram_per_user); 0: any")
+    )
+    """Most that the files of one owner may take before the backing directory has them
+    (`ram_per_user`); 0: no limit.
+    """
+    owners: list[OwnerShareReport] = field(default_factory=list)
+    """Who takes how much of that, the one with most first; empty without a limit."""
     leaving_bytes: int = 0
     """Among the dirty ones: of files that were deleted or replaced, and that a stream still
     reads.

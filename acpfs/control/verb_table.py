@@ -424,7 +424,7 @@ VERBS: dict[str, Verb] = {
         does=(
             "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, "
             "`spill_budget`, `wait_for_peers`, "
-            "`reserve` until the mount ends"
+            "`reserve`, `ram_per_user` until the mount ends"
         ),
         answer="changed setting → new value",
         owner_only=True,

@@ -142,6 +142,8 @@ class Admission:
         if expected is None:
             return self._refuse_unknown(handle, path)
         wanted = int(expected * MARGIN) + MARGIN_BYTES
+        if refusal := self._refuse_for_share(node, wanted):
+            return refusal
         urgent = self._room.is_urgent(node)
         most = self._tier.most_bytes(urgent=urgent)
         # What may be read cannot leave RAM before it is closed (`outgrown`).
@@ -158,6 +160,31 @@ class Admission:
         if not refusal:
             self._admit(handle, Promise.EXPECTED, wanted)
         return refusal
+
+    def _refuse_for_share(self, node: Node, wanted: int) -> str:
+        """Why there is no room for all of a file in its owner's share, or ""."""
+        shares = self._tier.shares
+        if not shares.limit_bytes:
+            return ""
+        if wanted > shares.limit_bytes:
+            return "larger than its owner's share of RAM"
+        tier_id = node.body.tier
+        charged = self._tier.allocated_bytes(tier_id) if shares.is_charged(tier_id) else 0
+        promised = self.outstanding_of(node)
+        if max(0, wanted - charged) > self.unpromised_of(node.uid) + promised:
+            return "its owner's share of RAM is used up"
+        return ""
+
+    def unpromised_of(self, uid: int) -> int:
+        """What an owner's share has left, beside what was promised to writers of his files."""
+        outstanding = sum(
+            self._outstanding(account)
+            for account in self._unseen
+            if account.node.uid == uid
+            and account.node.kernel_writers
+            and account.promise is not Promise.RESERVED
+        )
+        return self._tier.shares.left_bytes(uid) - outstanding
 
     def _admit(self, handle: Handle, promise: Promise, size: int = 0) -> None:
         """It may write the file unseen. Who comes later lifts no room that is kept for stores."""
@@ -233,6 +260,13 @@ class Admission:
             self.net is Net.NONE or self._room.when_full is WhenFull.ERROR
         ):  # where writes are to fail, nobody would hold them
             return "its size is not known from an earlier file"
+        shares = self._tier.shares
+        if (
+            shares.limit_bytes
+            and self.unpromised_of(handle.node.uid)
+            < shares.limit_bytes // PLENTY_SHARE + self._reach_bytes()
+        ):
+            return "its size is not known, and its owner's share of RAM is not plentiful"
         if sum(
             account.promise.is_open for account in self._unseen
         ) >= UNKNOWN_MAX or not self._is_plenty(0):
@@ -294,7 +328,8 @@ class Admission:
         return 0 if account is None or account.promise.is_open else self._outstanding(account)
 
     def _reach_bytes(self) -> int:
-        return min(REACH_BYTES_MAX, self._tier.budget_bytes // REACH_SHARE)
+        limits = (self._tier.budget_bytes, self._tier.shares.limit_bytes)
+        return min(REACH_BYTES_MAX, min(filter(None, limits)) // REACH_SHARE)
 
     def look_bytes(self) -> int:
         """What writers of unknown size write before it is looked again; 0: none of them goes on."""

@@ -24,6 +24,7 @@ from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closes import Closes
 from acpfs.filesystem.closing import Closing, closing_of
+from acpfs.filesystem.content.charges import Charges
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Fills
@@ -179,6 +180,7 @@ class FileSystemParts:
             self.steps.spare,
         )
         versions = Versions(self.tier, upper.log)
+        self.charges = Charges(self.tier, self.table, versions, self.settings.ram_per_user)
         self.urgent = UrgentFiles(self.state, self.table, self.tier, self.settings.reserve, clock)
         self.pins = Pins(self.state, clock)
         self.outlook = DrainOutlook(upper.log, self.table, versions, self.tier, self.pins)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from acpfs.backing.lower import LowerStat, SpaceInfo
 from acpfs.config import WhenFull
@@ -38,6 +38,7 @@ from acpfs.filesystem.records import (
 )
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import TierStatistics
+from acpfs.ram.waiting import NO_OWNER
 from acpfs.types import ROOT, HandleId, Ino, Seq, TierId
 from acpfs.writeback.sources.spill import SpillStatistics
 
@@ -495,11 +496,18 @@ class FileSystem:
 
     # -- the whole
 
-    async def statfs(self) -> SpaceInfo:
+    async def statfs(self, uid: int = NO_OWNER) -> SpaceInfo:
         """Space of the backing file system, from memory; renewed behind the answer, so that `df`
         never waits.
+
+        Where a full RAM refuses writes, not more than is left there for files of that user.
         """
-        return self._parts.space.left()
+        space = self._parts.space.left()
+        room = self._parts.room
+        if room.when_full is not WhenFull.ERROR:
+            return space
+        left = self._parts.contents.retention.left_bytes(uid) // max(1, space.block_bytes)
+        return replace(space, blocks_available=max(0, min(space.blocks_available, left)))
 
     def offer_lanes(self, daemon: Lane, *, passthrough: bool) -> None:
         """As `Lanes.offer`: what the transport has."""

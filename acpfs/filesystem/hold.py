@@ -285,7 +285,11 @@ class Hold:
 
     def _margin(self) -> int:
         """Room at which writers are held: what they write until they are comes out of the slack."""
-        return min(MARGIN_BYTES_MAX, self._tier.budget_bytes // 16)
+        return min(MARGIN_BYTES_MAX, self._limit() // 16)
+
+    def _limit(self) -> int:
+        """The budget, or the share that each owner has of it."""
+        return min(filter(None, (self._tier.budget_bytes, self._tier.shares.limit_bytes)))
 
     def _applicant(self, node: Node) -> Applicant:
         return self._room.applicant(node, Purpose.RELEASE)
@@ -307,21 +311,36 @@ class Hold:
 
         A writer of an urgent file gets the last of the reserve, too, though that is less.
         """
-        most = min(GRANT_BYTES_MAX, self._tier.budget_bytes // 8)
+        most = min(GRANT_BYTES_MAX, self._limit() // 8)
         free = self._tier.free_bytes(urgent=True)
         return free if GRANT_BYTES_MIN <= free < most and self._room.is_urgent(node) else most
 
     def _is_short_for(self, node: Node) -> bool:
         urgent = self._room.is_urgent(node)
-        if self._admission.outstanding_of(node):
+        promised = self._admission.outstanding_of(node)
+        if self._is_share_short_for(node, promised):
+            return True
+        if promised:
             return self._tier.free_bytes(urgent=urgent) < self._margin()
         return (
             self._admission.unpromised(urgent=urgent) < self._ahead()
             or self._tier.waiting(urgent=urgent) > 0
         )
 
+    def _is_share_short_for(self, node: Node, promised: int) -> bool:
+        shares = self._tier.shares
+        if not shares.limit_bytes:
+            return False
+        if promised:
+            return shares.left_bytes(node.uid) < self._margin()
+        return self._admission.unpromised_of(node.uid) < self._ahead()
+
     def _interval(self) -> float:
-        distance = self._admission.unpromised() - self._ahead()
+        distance = self._admission.unpromised()
+        if self._tier.shares.limit_bytes:
+            uids = {writer.node.uid for writer in self._writers.values()}
+            distance = min(distance, *(self._admission.unpromised_of(uid) for uid in uids))
+        distance -= self._ahead()
         interval = min(max(distance / FILL_BYTES_PER_S, INTERVAL_MIN_S), INTERVAL_MAX_S)
         return min(interval, HELD_INTERVAL_S) if self._held else interval
 
@@ -338,9 +357,14 @@ class Hold:
         if node.body.failed and node.kernel_mappers:
             return  # nothing that is waited for helps it (`_go_beyond`)
         now = self._now()
-        self._held[node.ino] = Held(node, self._room.reason(), now, now, self._event())
+        self._held[node.ino] = Held(node, self._reason(node), now, now, self._event())
         self.holds += 1
         self._holder.take(node.ino)
+
+    def _reason(self, node: Node) -> str:
+        """Why its writers are held."""
+        short = self._tier.shares.short_by(self._grant(node), self._applicant(node))
+        return self._room.reason(short, node.uid)
 
     def _refuse(self, node: Node) -> None:
         """There is no room for what was written: told by close, since write itself was not
@@ -520,7 +544,7 @@ class Hold:
         held.ended = True
         self._admission.stop(held.node, stopped=False)
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
-            self._tier.release(held.asked_bytes)
+            self._tier.release(held.asked_bytes, held.node.ino)
         self._tier.room_changed()
         _settle(held, again=False)
 
@@ -550,7 +574,7 @@ class Hold:
                 Purpose.RELEASE.value,
                 self._grant(h.node),
                 wall - (now - h.since),
-                RELIEVING if h.relieving else self._room.reason(),
+                RELIEVING if h.relieving else self._reason(h.node),
             )
             for h in self._held.values()
             if h.room is None

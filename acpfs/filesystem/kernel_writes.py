@@ -193,6 +193,7 @@ class KernelWrites:
             moment = self._fullness.moment()
             self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
         node.kernel_writers += 1
+        self._table.tell(node)
         self._tier.calls.hand_over(node.body.tier)
 
     def expect_mappings(self, node: Node) -> None:
@@ -223,6 +224,7 @@ class KernelWrites:
         """
         assert node.kernel_target is not None
         node.kernel_writers -= 1
+        self._table.tell(node)
         self._tier.calls.take_back(node.kernel_target)
 
     def note(self, node: Node, seen: tuple[int, int]) -> None:
@@ -325,6 +327,7 @@ class KernelWrites:
         """
         assert node.kernel_target is not None
         node.kernel_writers += 1
+        self._table.tell(node)
         self._tier.calls.hand_over(node.kernel_target)
         moment = self._fullness.moment()
         written = self.look(node) or node.modified

@@ -269,6 +269,7 @@ class NodeTable:
         """Names, and whether they have a row that must go if none is to be written."""
         self._recorded: set[Ino] = set()
         """Nodes that have a row."""
+        self._told: set[Ino] | None = None
         self._last_upper = UPPER_INO_FIRST
         self._listings = KeptListings(state)
         state.create(DDL)
@@ -420,6 +421,16 @@ class NodeTable:
     def changed(self, node: Node) -> None:
         """Its row is to be written at the end of the step, if it is to have one."""
         self._changed[node.ino] = None
+        self.tell(node)
+
+    def tells_to(self, changed: set[Ino] | None) -> None:
+        """Where else to note what changed; None: nowhere."""
+        self._told = changed
+
+    def tell(self, node: Node) -> None:
+        """Something about it changed, which need not be in its row."""
+        if self._told is not None:
+            self._told.add(node.ino)
 
     def needed(self, node: Node) -> None:
         """Something that outlives this worker begins to speak of it: an open file, or the log."""
@@ -463,6 +474,7 @@ class NodeTable:
         self._listings.drop(node.ino)
         self._forget_lower(node)
         self._changed[node.ino] = None
+        self.tell(node)
 
     # -- names
 

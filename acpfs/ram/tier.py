@@ -24,9 +24,10 @@ from pathlib import Path
 from acpfs.config import RESERVE_PERCENT_MAX, share_of
 from acpfs.ram.file_calls import RamFileCalls
 from acpfs.ram.ladder import Ladder
+from acpfs.ram.shares import Shares
 from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
 from acpfs.runtime.given import Runtime
-from acpfs.types import Ino, TierId
+from acpfs.types import NO_INO, Ino, TierId
 
 COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
@@ -89,6 +90,8 @@ class Tier:
         self.large_pages = large_pages
         self.ladder = Ladder() if ladder is None else ladder
         self.directory = directory
+        self.shares = Shares()
+        """Of the budget, for the files of one owner."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.reserved_bytes = 0
@@ -230,6 +233,7 @@ class Tier:
         """A file is gone that somebody needs: it counts as one of no bytes that cannot be read."""
         self._lost.add(tier_id)
         self._allocated[tier_id] = 0
+        self.shares.resized(tier_id, 0)
         self._last_id = max(self._last_id, tier_id)
 
     def is_lost(self, tier_id: TierId) -> bool:
@@ -249,6 +253,7 @@ class Tier:
         once no reader keeps them.
         """
         taken = self._allocated.pop(tier_id)
+        self.shares.resized(tier_id, 0)
         self._lost.discard(tier_id)
         # unlink waits for the inode lock of the file with that of the directory in its hands,
         # without which no file can be made
@@ -274,6 +279,7 @@ class Tier:
         """
         freed = max(0, self._allocated[tier_id] - size)
         self._allocated[tier_id] -= freed
+        self.shares.resized(tier_id, self._allocated[tier_id])
         self.used_bytes -= freed
         self._when_safe(partial(self.calls.when_back, tier_id, partial(self._cut, tier_id, size)))
         self._wake()
@@ -449,19 +455,43 @@ class Tier:
         if self.take_free(size, applicant):
             return True
         missing = size - self.free_bytes(urgent=applicant.urgent)
-        if missing <= 0:
+        if missing <= 0 or self.shares.short_by(size, applicant) > 0:
             return False
         self.ladder.make_room(missing)
         return self.take_free(size, applicant)
 
     def take_free(self, size: int, applicant: Applicant) -> bool:
         """`reserve_nowait` of what is there, for which nothing has to leave."""
-        urgent = applicant.urgent
-        if self.free_bytes(urgent=urgent) < size or self._turns.before(urgent=urgent):
+        if not self._is_free(size, applicant) or self.shares.short_by(size, applicant) > 0:
             return False
-        self.reserved_bytes += size
-        self.had(applicant, size)
+        self._take(size, applicant)
         return True
+
+    def take_for_stores(self, size: int, applicant: Applicant) -> bool:
+        """`take_free`, whatever the owner's share has left: nobody can hold who stores through a
+        mapping, and where the tmpfs is full a store ends the program.
+        """
+        if not self._is_free(size, applicant):
+            return False
+        self._take(size, applicant)
+        return True
+
+    def _is_free(self, size: int, applicant: Applicant) -> bool:
+        urgent = applicant.urgent
+        # who wants none of the budget, but a part of his share, waits for nobody else
+        return (not size and applicant.dirties_bytes > 0) or (
+            self.free_bytes(urgent=urgent) >= size
+            and not self._turns.before(self._may_have, urgent=urgent)
+        )
+
+    def _take(self, size: int, applicant: Applicant) -> None:
+        self.reserved_bytes += size
+        self.shares.reserve(applicant, size)
+        self.had(applicant, size)
+
+    def _may_have(self, waiting: Waiting) -> bool:
+        """Whether the owner's share has room for it: who waits for that stands in nobody's way."""
+        return self.shares.short_by(waiting.size, waiting.applicant) <= 0
 
     def reserve_slack(self, size: int, applicant: Applicant, left: int) -> bool:
         """Take bytes beyond the budget; False where the tmpfs would have less than `left` when all
@@ -469,8 +499,7 @@ class Tier:
         """
         if self.space_left_bytes() - self.reserved_bytes < size + left:
             return False
-        self.reserved_bytes += size
-        self.had(applicant, size)
+        self._take(size, applicant)
         return True
 
     def reserve(self, size: int, applicant: Applicant = NOBODY) -> Future[None]:
@@ -496,18 +525,21 @@ class Tier:
         """Smaller for who has had less than others that compete."""
         return self._turns.turn(applicant)
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, ino: Ino = NO_INO) -> None:
         """Give a reservation back, after the bytes were written and settled (or were not
         written).
+
+        `ino`: of the applicant that it was made for.
         """
-        self.reserved_bytes -= size
+        self.settled(size, ino)
         self._wake()
 
-    def settled(self, size: int) -> None:
+    def settled(self, size: int, ino: Ino = NO_INO) -> None:
         """`release` of what was written and is accounted for: nothing is free by that, and nobody
         is served.
         """
         self.reserved_bytes -= size
+        self.shares.release(ino, size)
 
     def hold(self, size: int, *, force: bool = False) -> bool:
         """Take bytes for what is held for another member; False where our own want them.
@@ -515,7 +547,7 @@ class Tier:
         `force`: they are taken already.
         """
         if not force:
-            if self._turns.before(urgent=False):
+            if self._turns.before(self._may_have, urgent=False):
                 return False
             if (missing := size - self.free_bytes()) > 0:
                 self.ladder.make_room(missing)
@@ -529,9 +561,10 @@ class Tier:
         self.held_bytes -= size
         self._wake()
 
-    def keep(self, size: int) -> None:
+    def keep(self, size: int, applicant: Applicant) -> None:
         """Reserve what a file has just freed, for itself: nobody else had it meanwhile."""
         self.reserved_bytes += size
+        self.shares.reserve(applicant, size)
 
     def settle(self, tier_id: TierId) -> None:
         """Account for what a tier file takes now."""
@@ -547,6 +580,7 @@ class Tier:
         taken = st.st_blocks * BLOCK_BYTES
         self.used_bytes += taken - self._allocated.get(tier_id, 0)
         self._allocated[tier_id] = taken
+        self.shares.resized(tier_id, taken)
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
 
     def change_budget(self, budget_bytes: int) -> None:
@@ -554,6 +588,7 @@ class Tier:
         waits is served where it is larger.
         """
         self.budget_bytes = budget_bytes
+        self.shares.budget_changed(budget_bytes)
         self.keep_for_urgent(self._urgent_wanted)
         self.room_changed()
 
@@ -580,25 +615,35 @@ class Tier:
             self._wake()
 
     def waiting(self, *, urgent: bool = False) -> int:
-        """How many wait for room; with `urgent` only those who go before somebody who is."""
-        return self._turns.before(urgent=urgent)
+        """How many wait for room that may have it; with `urgent` only those who go before somebody
+        who is.
+        """
+        return self._turns.before(self._may_have, urgent=urgent)
+
+    def has_waiting(self) -> bool:
+        """Whether anybody waits, be it for a share."""
+        return len(self._turns) > 0
 
     def queue(self) -> Sequence[Waiting]:
         """Who waits for room, in the order in which they are served."""
         return list(self._turns)
 
     def _wake(self) -> None:
-        while (first := self._turns.first()) is not None:
-            if self.free_bytes(urgent=first.urgent) < first.size:
+        while (first := self._turns.first(self._may_have)) is not None:
+            if not self._is_enough_for(first):
                 self.ladder.make_room(first.size - self.free_bytes(urgent=first.urgent))
-            if self._turns.first() is not first:
+            if self._turns.first(self._may_have) is not first:
                 continue  # what left made room, and was woken for, on the way
-            if self.free_bytes(urgent=first.urgent) < first.size:
+            if not self._is_enough_for(first):
                 return
             self._turns.serve(first)
             if first.room.set_running_or_notify_cancel():
                 self.reserved_bytes += first.size
+                self.shares.reserve(first.applicant, first.size)
                 first.room.set_result(None)
+
+    def _is_enough_for(self, waiting: Waiting) -> bool:
+        return not waiting.size or self.free_bytes(urgent=waiting.urgent) >= waiting.size
 
     def statistics(self) -> TierStatistics:
         """What `status`, the metrics and the tests see."""

@@ -33,6 +33,10 @@ class Purpose(enum.Enum):
     """A writer in the passthrough lane is held until then."""
 
 
+NO_OWNER = -1
+"""Nobody's share is used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Applicant:
     """Who wants room; `pid` 0: not known."""
@@ -42,6 +46,10 @@ class Applicant:
     pid: int = 0
     urgent: bool = False
     """May take what is kept for urgent files, and goes before all who may not."""
+    uid: int = NO_OWNER
+    """The owner of the file: whose share it is (`ram.shares`)."""
+    dirties_bytes: int = 0
+    """What is in RAM already, and becomes part of that share by what is about to be written."""
 
 
 NOBODY = Applicant(NO_INO, Purpose.WRITE)
@@ -118,20 +126,20 @@ class Turns:
         self._waiting.append(waiting)
         return waiting
 
-    def first(self) -> Waiting | None:
-        """Whose turn it is."""
+    def first(self, may: Callable[[Waiting], bool] = lambda _one: True) -> Waiting | None:
+        """Whose turn it is, of those that may have room: who may not stands in nobody's way."""
         if not self._waiting:
             return None
         if any(one.room.cancelled() for one in self._waiting):
             self._waiting = [one for one in self._waiting if not one.room.cancelled()]
-        return min(self._waiting, key=_place, default=None)
+        return min(filter(may, self._waiting), key=_place, default=None)
 
-    def before(self, *, urgent: bool) -> int:
-        """How many wait that go before somebody who comes now."""
+    def before(self, may: Callable[[Waiting], bool] = lambda _one: True, *, urgent: bool) -> int:
+        """How many wait that go before somebody who comes now, of those that may have room."""
         return (
-            sum(one.urgent and not one.room.cancelled() for one in self._waiting)
+            sum(one.urgent and not one.room.cancelled() and may(one) for one in self._waiting)
             if urgent
-            else len(self._waiting)
+            else sum(map(may, self._waiting))
         )
 
     def tell_urgent(self, is_urgent: Callable[[Ino], bool]) -> None:

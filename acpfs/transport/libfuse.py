@@ -279,7 +279,7 @@ class Operations(pyfuse3.Operations):
     # -- the whole
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        space = await self._run(self._fs.statfs())
+        space = await self._run(self._fs.statfs(ctx.uid))
         answer = pyfuse3.StatvfsData()
         answer.f_bsize = answer.f_frsize = space.block_bytes
         answer.f_blocks = space.blocks

@@ -53,6 +53,12 @@ def _change_reserve(parts: Parts, wanted: int | str) -> None:
         parts.tier.keep_for_urgent(wanted)
 
 
+def _change_share(parts: Parts, wanted: int | str) -> None:
+    with parts.fs.lock, parts.state.step():
+        parts.inner.charges.change(wanted)
+        parts.tier.room_changed()
+
+
 async def answered(asked: Future[None]) -> None:
     """What a change had to ask the spill disk, which may hang."""
     with trio.move_on_after(SPILL_ANSWERS_S):
@@ -71,6 +77,7 @@ CHANGES: dict[str, Callable[[Parts, Any], Future[None] | None]] = {
     "keep_checkpoints": _change_keep,
     "when_full": _change_when_full,
     "spill_budget": _change_spill_budget,
+    "ram_per_user": _change_share,
     "reserve": _change_reserve,
     "wait_for_peers_s": lambda _parts, _wanted: None,
 }

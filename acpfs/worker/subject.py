@@ -28,6 +28,7 @@ from acpfs.control.reports import (
     HealthReport,
     HeldFile,
     MirrorReport,
+    OwnerShareReport,
     RamReport,
     Remaining,
     SpillReport,
@@ -589,6 +590,11 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
         retained_bytes=fs.content.retained_bytes,
         pinned_bytes=fs.pinned_bytes,
         urgent_bytes=parts.tier.urgent_bytes,
+        share_bytes=parts.tier.shares.limit_bytes,
+        owners=[
+            OwnerShareReport(one.uid, one.taken_bytes, one.reserved_bytes, one.waiting)
+            for one in parts.inner.room.owners()
+        ],
         leaving_bytes=fs.tier.leaving_bytes,
         peak_bytes=fs.tier.peak_bytes,
         held_bytes=parts.tier.held_bytes,

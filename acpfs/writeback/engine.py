@@ -163,7 +163,7 @@ class Engine:
         self.texts_of_pointers = self._order.standing.texts
         self._manifest = ManifestWriter(manifest, self._calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(
-            listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0, runtime.clock.now
+            listener.idle_s, lambda: log.is_awaited() or tier.has_waiting(), runtime.clock.now
         )
         self.stagger = Stagger(settings.stagger_s, place, runtime.clock.now)
         self._streams_stand_back = self._commits_stand_back = False
@@ -212,7 +212,7 @@ class Engine:
         """
         budget_bytes = self._tier.most_bytes() - self._tier.withheld_bytes
         is_short = self._ops.dirty_bytes * SHORT_SHARE > budget_bytes * (SHORT_SHARE - 1)
-        return self._ops.is_awaited() or self._tier.waiting() > 0 or is_short
+        return self._ops.is_awaited() or self._tier.has_waiting() or is_short
 
     def _resume(self) -> None:
         """Times of an earlier run mean nothing on this run's clock."""

@@ -188,9 +188,9 @@ class InTurn(Tier):
         super().__init__(directory, budget_bytes, runtime)
 
         class Fair(Turns):
-            def first(self) -> Waiting | None:
+            def first(self, may: Callable[[Waiting], bool] = lambda _one: True) -> Waiting | None:
                 self._waiting = [one for one in self._waiting if not one.room.cancelled()]
-                return min(self._waiting, key=lambda one: one.turn, default=None)
+                return min(filter(may, self._waiting), key=lambda one: one.turn, default=None)
 
         self._turns = Fair(runtime.clock)
 
@@ -202,7 +202,9 @@ class BehindOthers(Tier):
         super().__init__(directory, budget_bytes, runtime)
 
         class Long(Turns):
-            def before(self, *, urgent: bool) -> int:
+            def before(
+                self, may: Callable[[Waiting], bool] = lambda _one: True, *, urgent: bool
+            ) -> int:
                 return len(self)
 
         self._turns = Long(runtime.clock)

@@ -15,6 +15,7 @@ from acpfs.errors import AcpfsError, NotMountedError
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
 WAITING_LINES_MAX = 10
+OWNERS_MAX = 5
 LONG_WRITTEN_S = 60.0
 PASSTHROUGH = "passthrough"
 """The lane in which the kernel serves files itself; each mount has one other."""
@@ -201,6 +202,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ("log", show.printable(worker.get("log_file") or "standard error (the journal)")),
         ("lanes", lanes_line(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
+        *_share_fact(ram),
         *_urgent_facts(status),
         *_spill_fact(status),
         *_copies_facts(status),
@@ -223,6 +225,16 @@ def _predecessor(worker: show.Json) -> str:
         f"; worker {worker['number']}, since the one before it ended: "
         f"{show.printable(worker['last_end'])}"
     )
+
+
+def _share_fact(ram: show.Json) -> list[tuple[str, str]]:
+    """Who has how much of RAM, where that is limited."""
+    owners = ram.get("owners") or ()
+    if not ram.get("share_bytes"):
+        return []
+    named = "; ".join(show.owner_share(ram, one) for one in owners[:OWNERS_MAX])
+    more = f"; {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
+    return [("shares", (named or f"{show.size(ram['share_bytes'])} each, nothing taken") + more)]
 
 
 def _urgent_facts(status: show.Json) -> list[tuple[str, str]]:

@@ -647,6 +647,9 @@ class Contents:
         """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file
         has no (more) room in RAM.
         """
+        # what RAM has of it already is not in its owner's share before it is changed
+        if not (self._room.is_covered(node) or await self._room.reserve(0, node)):
+            return None
         body = await self._before_change(node, offset, writing)
         if body.is_overflowed:
             return None
@@ -667,7 +670,7 @@ class Contents:
             )
         finally:
             if wanted:
-                self._tier.release(wanted)
+                self._tier.release(wanted, node.ino)
 
     async def _change(
         self,
@@ -831,12 +834,12 @@ class Contents:
                     await self._allocate_piece(node, body, mode, start, piece)
                     rest = offset + length - start - piece
                     left = max(0, rest - own.own_bytes(node, start + piece, rest, size))
-                    self._tier.release(max(0, wanted - left))
+                    self._tier.release(max(0, wanted - left), node.ino)
                     wanted = min(wanted, left)
             finally:
                 body.let_go()
         finally:
-            self._tier.release(wanted)
+            self._tier.release(wanted, node.ino)
         if changes:
             self._modified(node, body)
 

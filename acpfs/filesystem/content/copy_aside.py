@@ -78,7 +78,7 @@ class CopyAside:
                 self._tier.remove(target)
                 raise
             finally:
-                self._tier.release(size)
+                self._tier.release(size, node.ino)
             self._tier.settle(target)
             # Only when the copy is whole. A stream that has begun reads on in the old file, which
             # changes from now on: so it compares after each read whether the version has moved

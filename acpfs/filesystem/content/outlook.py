@@ -19,6 +19,7 @@ from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.pins import Pins
 from acpfs.ram.tier import Tier
+from acpfs.ram.waiting import NO_OWNER
 from acpfs.types import NO_TIER, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op
@@ -47,9 +48,11 @@ class DrainOutlook:
         self._tier = tier
         self._pins = pins
 
-    def coming(self, wanted: int) -> Forecast:
+    def coming(self, wanted: int, uid: int = NO_OWNER) -> Forecast:
         """Bytes of RAM that come free without anybody's doing but the storage's; counts no further
         than what is wanted.
+
+        `uid`: that leave the share of this owner's files.
 
         It costs a microsecond for each operation that it goes by, and ends at the first that stops
         the order.
@@ -64,8 +67,9 @@ class DrainOutlook:
                 stuck.add(op.ino)
                 continue
             for tier_id in self._done_with(op, met, stuck):
-                size += self._tier.allocated_bytes(tier_id)
-                files += 1
+                if uid in (NO_OWNER, self._tier.shares.owner(op.ino)):
+                    size += self._tier.allocated_bytes(tier_id)
+                    files += 1
         return Forecast(size, files)
 
     def _done_with(self, op: Op, met: Counter[TierId], stuck: set[Ino]) -> Iterator[TierId]:

@@ -138,6 +138,14 @@ class Retention:
                 break
         return found
 
+    def left_bytes(self, uid: int) -> int:
+        """How many bytes can be written now to new files of a user, without a wait."""
+        free = self._tier.free_bytes()
+        share = self._tier.shares.left_bytes(uid)
+        if free >= share:
+            return share
+        return min(share, free + self.evictable(share - free))
+
     def evict(self, node: Node, wanted_bytes: int | None = None) -> int:
         """Let one content go that may leave, or as much of its end as is wanted; returns the bytes
         that came free.

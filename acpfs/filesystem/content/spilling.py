@@ -554,7 +554,7 @@ class Spilling:
             self._tier.discard(tier_id)
             raise
         finally:
-            self._tier.release(size)
+            self._tier.release(size, node.ino)
         if node.body is not body:
             self._tier.remove(tier_id)
             return

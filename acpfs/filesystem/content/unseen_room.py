@@ -192,7 +192,7 @@ class UnseenRoom:
         """
         account = self._accounts.get(node.ino)
         if account is None:
-            self._tier.release(size)
+            self._tier.release(size, node.ino)
             return
         account.reserved_bytes += size
         account.is_beyond = False
@@ -216,7 +216,8 @@ class UnseenRoom:
             return
         # What a hole has freed is taken before anybody else can have it.
         freed = min(missing, max(0, -grown))
-        self._tier.keep(freed)
+        if freed:
+            self._tier.keep(freed, self._applicant(node))
         account.reserved_bytes += freed
         # It became longer unseen (a write(2) far behind its end), or was mapped unexpectedly.
         self.provide(account)
@@ -227,7 +228,7 @@ class UnseenRoom:
         used = min(grown, account.reserved_bytes - kept)
         account.reserved_bytes -= used
         account.is_beyond |= grown > used
-        self._tier.settled(used)
+        self._tier.settled(used, account.node.ino)
         self._tier.had(self._applicant(account.node), grown - used)
 
     def provide(self, account: Account, size: int | None = None) -> bool:
@@ -236,7 +237,7 @@ class UnseenRoom:
         """
         missing = account.needed_bytes(size) - account.reserved_bytes
         if missing > 0:
-            if not self._tier.take_free(missing, self._applicant(account.node)):
+            if not self._tier.take_for_stores(missing, self._applicant(account.node)):
                 return False
             account.reserved_bytes += missing
         return True
@@ -284,4 +285,4 @@ class UnseenRoom:
     def _give(self, account: Account, size: int) -> None:
         if size > 0:
             account.reserved_bytes -= size
-            self._tier.release(size)
+            self._tier.release(size, account.node.ino)

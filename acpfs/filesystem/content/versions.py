@@ -42,6 +42,9 @@ class Versions:
         self._log = log
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
+        self._of: dict[Ino, list[Version]] = {}
+        """Those that have a tier file, by the file that they are of."""
+        self._changed: set[Ino] | None = None
         self._watchers: list[VersionWatcher] = []
         for op in log:
             if op.version is not None and op.version.tier_id:
@@ -82,6 +85,9 @@ class Versions:
         """The version needs its tier file's first bytes as they are."""
         self.use(version.tier_id)
         self._frozen.setdefault(version.tier_id, []).append(version)
+        if version.tier_id:
+            self._of.setdefault(version.ino, []).append(version)
+        self._tell(version.ino)
 
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be."""
@@ -90,7 +96,28 @@ class Versions:
             versions.remove(version)
             if not versions:
                 del self._frozen[version.tier_id]
+            self._leave(version)
             self.unuse(version.tier_id)
+
+    def _leave(self, version: Version) -> None:
+        """It has its tier file no more."""
+        versions = self._of[version.ino]
+        versions.remove(version)
+        if not versions:
+            del self._of[version.ino]
+        self._tell(version.ino)
+
+    def tells_to(self, changed: set[Ino] | None) -> None:
+        """Where to note the files whose versions come, go or move; None: nowhere."""
+        self._changed = changed
+
+    def _tell(self, ino: Ino) -> None:
+        if self._changed is not None:
+            self._changed.add(ino)
+
+    def of(self, ino: Ino) -> Sequence[Version]:
+        """Versions of a file that have a tier file."""
+        return self._of.get(ino, ())
 
     def spilled(self, version: Version) -> None:
         """Its copy in the spill directory has the version's bytes from now on."""
@@ -137,6 +164,7 @@ class Versions:
         """The versions of one tier file have a copy of what they need in another."""
         moved = self._frozen.pop(source, [])
         for version in moved:
+            self._leave(version)
             version.tier_id = target
             self._log.save_version(version)
             self.add(version)

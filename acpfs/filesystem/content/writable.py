@@ -94,7 +94,7 @@ class Writable:
             try:
                 (tier_id, st), known = await self._read(node, self._view.read_up, wanted)
             finally:
-                self._tier.release(wanted)
+                self._tier.release(wanted, node.ino)
             take = partial(self._contents.adopt, node, tier_id)
             if not self._adopt(node, st, wanted, take, known):
                 self._tier.remove(tier_id)

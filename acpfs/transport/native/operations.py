@@ -461,8 +461,8 @@ class Calls:
     def removexattr(self, request: Request) -> Call[None]:
         return self._fs.removexattr(Ino(request.ino), name_in(request.body()), uid_of(request))
 
-    def statfs(self, _request: Request) -> Call[Any]:
-        return self._fs.statfs()
+    def statfs(self, request: Request) -> Call[Any]:
+        return self._fs.statfs(uid_of(request))
 
 
 # -- answers of a form that nothing else has; the others are in `replies`

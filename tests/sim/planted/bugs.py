@@ -221,7 +221,7 @@ BUGS = [
         "room-not-released",
         "room for a copy aside stays reserved",
         "filesystem/content/copy_aside.py",
-        ("            finally:\n                self._tier.release(size)"),
+        ("            finally:\n                self._tier.release(size, node.ino)"),
         ("            finally:\n                pass"),
         profiles=("plain", "short"),
     ),

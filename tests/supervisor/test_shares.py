@@ -1,0 +1,166 @@
+"""`ram_per_user` on real mounts, with two real users: who fills his share waits, nobody else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rig.mounts import MakeMount
+
+ANN = 4001
+BOB = 4002
+MIB = 1 << 20
+FILE_BYTES = 8 * MIB
+SHARE_BYTES = 32 * MIB
+WAIT_S = 240
+WRITER = """
+number=0
+while [ $number -lt $2 ]; do
+    yes $number | dd of=$1/$number.pt bs=1M count=$3 iflag=fullblock status=none || exit 1
+    number=$((number + 1))
+done
+"""
+"""Of the system's own: other users may not be let into the place of this interpreter."""
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root, who makes users"),
+]
+
+
+def save(directory: Path, uid: int, count: int, size: int = FILE_BYTES) -> subprocess.Popen[bytes]:
+    """A process of that user that saves so many files."""
+    words = ["sh", "-c", WRITER, "sh", str(directory), str(count), str(size // MIB)]
+    return subprocess.Popen(words, user=uid, group=uid)
+
+
+def owners(status: dict[str, Any]) -> dict[int, int]:
+    """User → dirty bytes."""
+    return {one["uid"]: one["taken_bytes"] for one in status["ram"]["owners"]}
+
+
+def waits_for_share(status: dict[str, Any], uid: int) -> bool:
+    return any(one["reason"].startswith(f"user {uid} has ") for one in status["waiting"])
+
+
+def content(directory: Path, count: int, size: int = FILE_BYTES) -> bool:
+    return all(
+        (directory / f"{number}.pt").read_bytes() == f"{number}\n".encode() * (size // 2)
+        for number in range(count)
+    )
+
+
+@pytest.mark.clause("S571", "S572", "S573")
+@pytest.mark.every_lane
+def test_one_user_fills_his_share_and_another_saves(
+    tmp_path: Path, make_mount: MakeMount, transport: str
+) -> None:
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    # so little that nothing is persisted before it is set to all
+    mount = make_mount(backing, transport, ram="256M", ram_per_user="32M", bandwidth="1")
+    tmp_path.chmod(0o755)
+    for name, uid in (("ann", ANN), ("bob", BOB)):
+        (mount.path / name).mkdir()
+        os.chown(mount.path / name, uid, uid)
+    with save(mount.path / "ann", ANN, 8) as ann:
+        try:
+            mount.wait_status(lambda status: waits_for_share(status, ANN))
+            with save(mount.path / "bob", BOB, 2) as bob:
+                assert bob.wait(WAIT_S) == 0
+            before = mount.status()
+            assert ann.poll() is None
+            assert before["ram"]["share_bytes"] == SHARE_BYTES
+            assert owners(before)[BOB] == 2 * FILE_BYTES
+            assert 0 < owners(before)[ANN] <= SHARE_BYTES
+            shown = mount.run("acpfs-ctl", str(mount.path), "status").stdout
+            assert f"user {ANN}" in shown
+            assert "1 waiting" in shown
+
+            if transport != "libfuse":  # whose mount ends with its worker
+                mount.kill_worker()
+            mount.wait_status(lambda status: waits_for_share(status, ANN))
+            after = mount.status()
+            assert (after["worker"]["pid"] == before["worker"]["pid"]) is (transport == "libfuse")
+            assert owners(after)[BOB] == owners(before)[BOB]
+            assert 0 < owners(after)[ANN] <= SHARE_BYTES
+            (mount.path / "bob" / "more").write_bytes(b"m" * 4 * MIB)
+            os.chown(mount.path / "bob" / "more", BOB, BOB)
+            assert owners(mount.status())[BOB] == 2 * FILE_BYTES + 4 * MIB
+            assert ann.poll() is None
+
+            mount.ctl("set", "bandwidth=0")
+            assert ann.wait(WAIT_S) == 0
+        finally:
+            ann.kill()
+    mount.flush()
+    assert owners(mount.status()) == {}
+    assert content(backing / "ann", 8)
+    assert content(backing / "bob", 2)
+    assert (backing / "ann" / "0.pt").stat().st_uid == ANN
+
+
+@pytest.mark.clause("S573")
+@pytest.mark.transports("native-passthrough")
+def test_a_file_larger_than_the_share_outgrows_ram_and_is_whole(
+    tmp_path: Path, make_mount: MakeMount, transport: str
+) -> None:
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    mount = make_mount(backing, transport, ram="512M", ram_per_user="32M")
+    tmp_path.chmod(0o755)
+    for name, uid in (("ann", ANN), ("bob", BOB)):
+        (mount.path / name).mkdir()
+        os.chown(mount.path / name, uid, uid)
+    size = 5 * SHARE_BYTES
+    with save(mount.path / "ann", ANN, 1, size) as ann:
+        mount.wait_status(lambda status: owners(status).get(ANN, 0) > SHARE_BYTES // 4)
+        mount.kill_worker()
+        with save(mount.path / "bob", BOB, 2) as bob:
+            assert bob.wait(WAIT_S) == 0
+        assert ann.wait(WAIT_S) == 0
+    mount.flush()
+    assert mount.status()["lane_choices"]["passthrough"] >= 1
+    assert content(backing / "ann", 1, size)
+    assert content(backing / "bob", 2)
+
+
+@pytest.mark.clause("S574")
+def test_df_of_a_user_shows_what_he_can_still_write(
+    tmp_path: Path, make_mount: MakeMount, transport: str
+) -> None:
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(
+        tmp_path / "backing",
+        transport,
+        ram="256M",
+        ram_per_user="32M",
+        bandwidth="1",
+        when_full="error",
+    )
+    tmp_path.chmod(0o755)
+    (mount.path / "ann").mkdir()
+    os.chown(mount.path / "ann", ANN, ANN)
+
+    def available(uid: int) -> int:
+        words = ["df", "-B1", "--output=avail", str(mount.path)]
+        done = subprocess.run(words, user=uid, capture_output=True, check=True, timeout=WAIT_S)
+        return int(done.stdout.split()[-1])
+
+    try:
+        assert available(ANN) == SHARE_BYTES
+        with save(mount.path / "ann", ANN, 2) as ann:
+            assert ann.wait(WAIT_S) == 0
+        assert available(ANN) == SHARE_BYTES - 2 * FILE_BYTES
+        assert available(BOB) == SHARE_BYTES
+        with save(mount.path / "ann", ANN, 3, SHARE_BYTES - FILE_BYTES) as ann:
+            assert ann.wait(WAIT_S) != 0
+        mount.ctl("set", "when_full=wait")
+        assert available(ANN) > SHARE_BYTES
+    finally:
+        mount.ctl("set", "bandwidth=0")
+    mount.ctl("discard", str(mount.path / "ann" / "0.pt"))
