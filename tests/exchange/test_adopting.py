@@ -110,7 +110,7 @@ def test_the_copy_ends_at_the_first_file_that_it_lacks(tmp_path: Path, fault_fs:
 def test_nobody_is_adopted_who_lives_or_of_whom_nothing_counts(
     tmp_path: Path, fault_fs: FaultFs
 ) -> None:
-    members = [member(fault_fs, tmp_path, name, **NOTICES) for name in ("saves", "holds")]
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
     with mounted(*members) as (saves, holds):
         save(saves, {"one": b"1" * MIB})
         with pytest.raises(CommandError) as caught:

@@ -21,7 +21,7 @@ from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino, TierId
 from acpfs.writeback.copies.journal_place import Journal
-from acpfs.writeback.copies.on_disk import DiskPlace, log_name
+from acpfs.writeback.copies.on_disk import DiskJournal, DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.sources.mirror import DISK_PATIENCE, Mirror, read_mark
@@ -126,6 +126,42 @@ def marked(made: Made) -> str:
         made.mirror.begin()
     wait_until(lambda: made.mirror.statistics().state == "on")
     return made.mark()
+
+
+@pytest.mark.clause("S582")
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_journal_at_a_holder_that_fails_leaves_the_mark_to_the_next_one(
+    made: Made, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """What counts as copied counts on. Not where nobody is to wait, as with a disk."""
+    made.mirror._patience = replace(made.mirror._patience, waits_for_next=waits)
+    first = marked(made)
+    made.mirror.before(stored(made, 1))
+    is_waited_for = threading.Event()
+    sync = made.mirror._sync
+
+    def synced(token: str) -> bool:
+        is_waited_for.set()
+        return sync(token)
+
+    def fail(_journal: DiskJournal, _batch: object) -> None:
+        assert is_waited_for.wait(WAIT_S)
+        monkeypatch.undo()
+        raise OSError("the connection was lost")
+
+    monkeypatch.setattr(made.mirror, "_sync", synced)
+    monkeypatch.setattr(DiskJournal, "append", fail)
+    ahead = threading.Thread(target=made.mirror.before, args=(stored(made, 2),))
+    ahead.start()
+    wait_until(lambda: made.mirror.statistics().state == "off")
+    if not waits:
+        ahead.join(WAIT_S)
+    with made.lock:
+        made.mirror.begin()
+    ahead.join(WAIT_S)
+    assert not ahead.is_alive()
+    wait_until(lambda: made.mark() not in ("", first))
+    assert ("{}" in [text.strip() for text in made.lower.written]) == (not waits)
 
 
 class Hanging:

@@ -265,11 +265,12 @@ class Mirror:
             self._changed.notify_all()
         self._run_after()
 
-    def _fail_locked(self, token: str, why: str) -> None:
+    def _fail_locked(self, token: str, why: str, waited_s: float = 0.0) -> None:
+        """`waited_s`: so long the drain was held up for it already."""
         if token != self._token or self._why:
             return
         self._why = why or "?"
-        self._failed_at = self._now()
+        self._failed_at = self._now() - waited_s
         self._seeded = False
         self._pending = []
         self._pending_statements = 0
@@ -355,12 +356,21 @@ class Mirror:
             if not why and self._wait(token, self._knows_all):
                 self._set_mark(token)
             else:
-                self._remove_mark()
+                self._does_without(op)
                 return
         elif self._must_know(op) and not self._sync(token):
-            self._remove_mark()
+            self._does_without(op)
             return
         self._note(op)
+
+    def _does_without(self, op: Op) -> None:
+        """The journal failed while it was waited for: the next one has the rest of the time."""
+        with self._changed:
+            left_s = self._failed_at + self._patience_s - self._now()
+        if self._patience.waits_for_next and self._may_be_marked and left_s > 0:
+            self._ahead_of(op)
+        else:
+            self._remove_mark()
 
     def _must_know(self, op: Op) -> bool:
         """Whether carrying out again what the journal does not know to be done would spoil
@@ -412,7 +422,9 @@ class Mirror:
                 self._patience_s,
             )
             if not met:
-                self._fail_locked(token, f"the {self._patience.what} does not answer")
+                self._fail_locked(
+                    token, f"the {self._patience.what} does not answer", self._patience_s
+                )
             return token == self._token and not self._why
 
     def _set_mark(self, token: str) -> None:
