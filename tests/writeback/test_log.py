@@ -346,3 +346,14 @@ def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     assert again.last_seq == second.seq
     assert second.version is not None
     assert again.new_version(A, TierId(1), 1).vid == second.version.vid + 1
+
+
+def test_what_has_begun_is_not_left_out_for_what_replaces_it(log: OperationLog) -> None:
+    """Its rename may have been done: were it forgotten, and what replaces it deleted before it is
+    stored, its file would stay for good.
+    """
+    first = store(log, A, b"a", creates=True)
+    log.mark_begun(first)
+    first.take(Step.FAILED)
+    store(log, A, b"a")
+    assert left_out(log, first) == []
