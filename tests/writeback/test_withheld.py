@@ -395,6 +395,32 @@ def test_what_waits_for_what_is_lost_is_told_to_nobody(node: Node) -> None:
     trio.run(scenario)
 
 
+@clause("S164", "S409")
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        ({"latest": CLOSED - 5.0}, Verdict.WITHHELD),
+        ({ANYTHING: CLOSED - 5.0}, Verdict.WITHHELD),
+        ({"latest": CLOSED + 5.0}, Verdict.PASSES),
+        ({"other/latest": CLOSED - 5.0}, Verdict.PASSES),
+        ({}, Verdict.PASSES),
+    ],
+)
+def test_what_was_withheld_for_a_loss_comes_after_what_others_withheld_for_it(
+    told: dict[str, float], verdict: Verdict
+) -> None:
+    """Whoever forgets the loss frees both at once, and the older one must not come last."""
+    peer = Peer("b", heard_at=0.0)
+    record = NodeRecord("b", "1", 1, clock=CLOSED, watermark=CLOSED + 60.0, standing_of_lost=told)
+    peer.saw(record, CLOSED, 0.0)
+    peer.read_at = 1.0
+    assert peer.judge_freed({"latest"}, CLOSED, TERMS, 0.0) is verdict
+    assert peer.judge_freed(set(), CLOSED, TERMS, 0.0) is Verdict.PASSES
+    forgets = replace(TERMS, forget_after_s=10.0)
+    peer.asked_at = 100.0  # silent, and forgotten
+    assert peer.judge_freed({"latest"}, CLOSED, forgets, 0.0) is Verdict.PASSES
+
+
 @clause("S161")
 def test_who_drains_gives_a_node_that_withholds_time_to_tell_anew(node: Node, run: Run) -> None:
     """It may go by a look of its own from before the missing node's return: `flush` would say

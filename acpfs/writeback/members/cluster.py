@@ -579,6 +579,10 @@ class Cluster:
             if one.required is None or self._gate.is_open(one.op):
                 continue
             verdicts = {name: self._verdict(name, one, terms) for name in one.required}
+            if one.was_of_loss and set(verdicts.values()) <= {Verdict.PASSES}:
+                # it is freed: so are those that others withheld for the same loss, and were not
+                # waited for
+                verdicts = {name: self._verdict(name, one, terms) for name in self._peers}
             one.missing = {
                 name: verdict.value
                 for name, verdict in verdicts.items()
@@ -594,6 +598,7 @@ class Cluster:
                 for name, verdict in verdicts.items()
             )
             one.of_what_is_lost = withholding == {Verdict.LOST}
+            one.was_of_loss |= one.of_what_is_lost
             if not one.missing:
                 self.pointers_passed += one.makes is None
                 self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
@@ -635,6 +640,11 @@ class Cluster:
         peer = self._peers.get(name)
         if verdict is not Verdict.PASSES or peer is None:
             return verdict
+        if one.was_of_loss:
+            changes = self._gate.changes(one)
+            verdict = peer.judge_freed(changes, one.op.logged_at, terms, one.listed_at)
+            if verdict is not Verdict.PASSES:
+                return verdict
         is_named = self._standing.name(peer, one, terms)
         return peer.judge_named(terms, one.listed_at) if is_named else verdict
 

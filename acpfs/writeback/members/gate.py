@@ -97,6 +97,10 @@ class Gated:
     """Whether a member is missing for which everybody waits, as last looked at."""
     of_what_is_lost: bool = False
     """Whether it is withheld for nothing but what other members have lost."""
+    was_of_loss: bool = False
+    """Whether it was so once: then others may withhold older ones for the same loss, and whoever
+    forgets that frees all of them at once.
+    """
     keys: frozenset[str] | None = None
     """Of what it waits for while that is withheld (`scopes`); None: not asked yet."""
     names_made: frozenset[str] | None = None
@@ -528,6 +532,10 @@ class Gate:
         """See `Placed.learn`."""
         if self._placed is not None:
             self._placed.learn(told)
+
+    def changes(self, gated: Gated) -> set[str]:
+        """Pointers on the backing directory that it is to change, as a record has them."""
+        return {os.fsdecode(b"/".join(path)) for path in self._standing_of(gated.pointer)}
 
     def names_made(self, gated: Gated) -> frozenset[str]:
         """Keys of the names under which it makes a pointer file, and of nothing else."""

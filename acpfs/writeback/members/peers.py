@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from acpfs.backing.member_records import NodeRecord, NodeState
+from acpfs.backing.member_records import ANYTHING, NodeRecord, NodeState
 from acpfs.writeback.members.pace import BETWEEN_WRITES
 from acpfs.writeback.members.scopes import EVERYBODYS
 
@@ -339,6 +339,25 @@ class Peer:
             for path, since in told.items():
                 if self._is_surely_before(since, closed_at, terms):
                     yield path
+
+    def judge_freed(
+        self, changes: Collection[str], closed_at: float, terms: Terms, since: float
+    ) -> Verdict:
+        """For what was withheld for a loss that is forgotten: whether it has an older change of the
+        same pointer to come, which it withheld for that as well (`NodeRecord.standing_of_lost`). It
+        says so until it has heard of that, and then of its change as of any other. `since`: as for
+        `judge`.
+        """
+        record = self.record
+        is_fresh = self.read_at >= since
+        if record is None or record.state is NodeState.GONE:
+            return Verdict.PASSES
+        if is_fresh and self.is_forgotten(terms):
+            return Verdict.PASSES
+        told = [record.standing_of_lost.get(path, math.inf) for path in (*changes, ANYTHING)]
+        if not changes or not self._is_surely_before(min(told), closed_at, terms):
+            return Verdict.PASSES
+        return self._of_withheld(record, terms, is_fresh=is_fresh)
 
     def judge_named(self, terms: Terms, since: float) -> Verdict:
         """For what takes the name of something that such a pointer names. `since`: as for
