@@ -80,7 +80,7 @@ def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
         ({"expect_volume": "remembered!"}, "expect_volume = 'remembered!'"),
         (
             {"fsync": "never", "streams": 0},
-            "fsync = 'never': must be one of ordered, durable; streams = 0",
+            "fsync = 'never': must be one of ordered, copied, durable; streams = 0",
         ),
         ({"spill_mode": "mirror"}, "spill_mode = mirror needs a directory: spill"),
         (
