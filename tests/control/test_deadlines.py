@@ -48,6 +48,7 @@ WORDS = {
     "release": ["--all"],
     "discard": [ONE_PATH],
     "nodes": ["wait", "--timeout", "0"],
+    "adopt": ["lost", "--is-off", "--timeout", "0"],
     "config": [],
     "set": ["streams=1"],
     "metrics": [],
