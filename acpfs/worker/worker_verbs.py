@@ -286,6 +286,7 @@ class WorkerVerbs:
             raise RefusedError(f"the log of {node} is not drained: what is held of it stays")
         with self._parts.fs.lock:
             self._parts.holding.adopted(node)
+        await self._parts.given.threads.run_sync(self._parts.holding.delete_gone)
         return {"node": node}
 
 

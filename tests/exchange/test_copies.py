@@ -134,8 +134,8 @@ def test_a_holder_that_hangs_holds_nobody_up_and_one_that_is_lost_is_replaced(
         for process in first.living():
             os.kill(process, signal.SIGCONT)
         lose(second)
-        status = wait_copied(n1, 1)
-        assert status["copies"]["holder"] == first.path.name
+        n1.wait_status(lambda now: now["copies"]["holder"] == first.path.name)
+        wait_copied(n1, 1)
         assert b"2" * MIB in held(first)["n1"]  # beside what it had not taken then
         fault_fs.clear()
         n1.flush()

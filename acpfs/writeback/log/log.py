@@ -290,7 +290,10 @@ class OperationLog:
             return False  # its staging file has its attributes already
         if op.kind is OpKind.MKDIR and self._by_directory[ino]:
             return False  # times, too: what is made in the directory changes them
-        is_overwriting = op.kind is OpKind.STORE and op.seq not in self._creates
+        # one that may be taken back stays the last one of its node: else it could not be
+        is_overwriting = (
+            op.kind is OpKind.STORE and op.seq not in self._creates and not op.tentative
+        )
         if (is_overwriting or op.seq != self._last_seq) and meta.gives_rights(op.meta):
             return False
         op.meta.merge(meta)
