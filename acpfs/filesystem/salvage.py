@@ -195,7 +195,10 @@ class _Salvage:
                 known.update(Metadata.from_json(op["meta"]).xattrs)
                 is_new |= bool(op["creates"])
         touched = {name for op in lost for name in Metadata.from_json(op["meta"]).xattrs}
-        (row,) = self._rows("SELECT mode, uid, gid, xattrs FROM node WHERE ino = ?", ino)
+        rows = self._rows("SELECT mode, uid, gid, xattrs FROM node WHERE ino = ?", ino)
+        if not rows:
+            return
+        row = rows[0]
         xattrs = row["xattrs"]
         if xattrs is not None and touched:
             values = json.loads(xattrs)

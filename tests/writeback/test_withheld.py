@@ -397,28 +397,61 @@ def test_what_waits_for_what_is_lost_is_told_to_nobody(node: Node) -> None:
 
 @clause("S164", "S409")
 @pytest.mark.parametrize(
-    ("told", "verdict"),
+    ("told", "older"),
     [
-        ({"latest": CLOSED - 5.0}, Verdict.WITHHELD),
-        ({ANYTHING: CLOSED - 5.0}, Verdict.WITHHELD),
-        ({"latest": CLOSED + 5.0}, Verdict.PASSES),
-        ({"other/latest": CLOSED - 5.0}, Verdict.PASSES),
-        ({}, Verdict.PASSES),
+        ({"latest": CLOSED - 5.0}, CLOSED - 5.0),
+        ({ANYTHING: CLOSED - 5.0}, CLOSED - 5.0),
+        ({"latest": CLOSED + 5.0}, None),
+        ({"other/latest": CLOSED - 5.0}, None),
+        ({}, None),
     ],
 )
-def test_what_was_withheld_for_a_loss_comes_after_what_others_withheld_for_it(
-    told: dict[str, float], verdict: Verdict
+def test_a_record_tells_what_older_change_of_a_pointer_waits_for_a_loss(
+    told: dict[str, float], older: float | None
 ) -> None:
-    """Whoever forgets the loss frees both at once, and the older one must not come last."""
-    peer = Peer("b", heard_at=0.0)
-    record = NodeRecord("b", "1", 1, clock=CLOSED, watermark=CLOSED + 60.0, standing_of_lost=told)
-    peer.saw(record, CLOSED, 0.0)
-    peer.read_at = 1.0
-    assert peer.judge_freed({"latest"}, CLOSED, TERMS, 0.0) is verdict
-    assert peer.judge_freed(set(), CLOSED, TERMS, 0.0) is Verdict.PASSES
+    peer = peer_of(standing_of_lost=told)
+    assert peer.tells_of_loss is bool(told)
+    assert peer.older_of_loss({"latest"}, CLOSED, TERMS) == older
+    assert peer.older_of_loss(set(), CLOSED, TERMS) is None
+    assert peer.judge_freed(TERMS, 1.0) is Verdict.WITHHELD
     forgets = replace(TERMS, forget_after_s=10.0)
     peer.asked_at = 100.0  # silent, and forgotten
-    assert peer.judge_freed({"latest"}, CLOSED, forgets, 0.0) is Verdict.PASSES
+    assert peer.judge_freed(forgets, 1.0) is Verdict.PASSES
+
+
+@clause("S164", "S409")
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_what_a_loss_held_back_elsewhere_comes_before_later_ones_when_it_is_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_forgotten: bool
+) -> None:
+    """Whoever forgets the loss frees the older and the newer one, and the older must not be last.
+
+    Also for who has not withheld the newer one for it, as a worker that began since. As long as the
+    loss is there, what waits for it may never come, and later ones do not wait.
+    """
+    monkeypatch.setattr(node.gate, "changes", lambda _one: {"latest"})
+
+    async def scenario() -> None:
+        older = node.log.clock.now()
+        if not is_forgotten:
+            node.other(node="c", lost=(older - 5.0, older + 5.0))
+        node.other(standing_of_lost={"latest": older})
+        await node.cluster.join()
+        node.gate.begin()
+        node.now += 60.0
+        pointer = node.close(b"latest")
+        told = node.log.clock.now() + 60.0
+        if not is_forgotten:
+            node.other(node="c", beat=2, watermark=told, lost=(older - 5.0, older + 5.0))
+        node.other(beat=2, watermark=told, standing_of_lost={"latest": older})
+        await node.looked()
+        assert pointer.withheld is is_forgotten
+        assert node.gate.is_open(pointer) is not is_forgotten
+        node.other(beat=3, watermark=told)
+        await node.looked()
+        assert node.gate.is_open(pointer)
+
+    trio.run(scenario)
 
 
 @clause("S161")

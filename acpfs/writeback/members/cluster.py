@@ -34,7 +34,13 @@ from acpfs.writeback.members.gate import Gate, Gated
 from acpfs.writeback.members.incarnation import Incarnation, in_use
 from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
 from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
-from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.peers import (
+    RECORDS_AFTER,
+    Peer,
+    Terms,
+    Verdict,
+    may_be_of_loss,
+)
 from acpfs.writeback.members.standing_elsewhere import StandingElsewhere, Texts
 
 HEARD_MAX = 16
@@ -575,20 +581,22 @@ class Cluster:
         """
         terms = self.terms()
         goes_on = self._supersede(gated, terms)
+        telling = [name for name, peer in self._peers.items() if peer.tells_of_loss]
         for one in gated:
             if one.required is None or self._gate.is_open(one.op):
                 continue
             verdicts = {name: self._verdict(name, one, terms) for name in one.required}
-            if one.was_of_loss and set(verdicts.values()) <= {Verdict.PASSES}:
-                # it is freed: so are those that others withheld for the same loss, and were not
-                # waited for
-                verdicts = {name: self._verdict(name, one, terms) for name in self._peers}
+            if set(verdicts.values()) <= {Verdict.PASSES}:
+                # also those that its writer has not named
+                verdicts.update((name, self._verdict_of_loss(name, one, terms)) for name in telling)
             one.missing = {
                 name: verdict.value
                 for name, verdict in verdicts.items()
                 if verdict is not Verdict.PASSES
             }
-            one.required = dict.fromkeys(one.missing)
+            # one that tells of an older change has not brought it, though it passes by time
+            older = [name for name in telling if self._older_of_loss(name, one, terms) is not None]
+            one.required = dict.fromkeys((*one.missing, *older))
             # said at the operation, for who would wait for what stands behind it
             # (`content.outlook`)
             one.op.awaits_members = bool(one.missing) and not self._gate.yields(one.op)
@@ -598,7 +606,6 @@ class Cluster:
                 for name, verdict in verdicts.items()
             )
             one.of_what_is_lost = withholding == {Verdict.LOST}
-            one.was_of_loss |= one.of_what_is_lost
             if not one.missing:
                 self.pointers_passed += one.makes is None
                 self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
@@ -640,13 +647,38 @@ class Cluster:
         peer = self._peers.get(name)
         if verdict is not Verdict.PASSES or peer is None:
             return verdict
-        if one.was_of_loss:
-            changes = self._gate.changes(one)
-            verdict = peer.judge_freed(changes, one.op.logged_at, terms, one.listed_at)
-            if verdict is not Verdict.PASSES:
-                return verdict
+        verdict = self._verdict_of_loss(name, one, terms)
+        if verdict is not Verdict.PASSES:
+            return verdict
         is_named = self._standing.name(peer, one, terms)
         return peer.judge_named(terms, one.listed_at) if is_named else verdict
+
+    def _older_of_loss(self, name: str, one: Gated, terms: Terms) -> float | None:
+        """When a member has closed an older change of the same pointer, which it withholds for a
+        loss; None: it tells of none.
+        """
+        peer = self._peers.get(name)
+        if peer is None or not peer.tells_of_loss:
+            return None
+        return peer.older_of_loss(self._gate.changes(one), one.op.logged_at, terms)
+
+    def _verdict_of_loss(self, name: str, one: Gated, terms: Terms) -> Verdict:
+        """Nobody waits for what a loss holds back (S164). But when the loss is forgotten, all of it
+        is free at once, here and there, and the older change has to be made first.
+        """
+        since = self._older_of_loss(name, one, terms)
+        if since is None or self._is_held_by_loss(since, terms):
+            return Verdict.PASSES
+        return self._peers[name].judge_freed(terms, one.listed_at)
+
+    def _is_held_by_loss(self, since: float, terms: Terms) -> bool:
+        """Whether a loss that is known here, our own too, holds back what was closed at `since` by
+        any member's clock: then it may never come.
+        """
+        return may_be_of_loss(self._own.lost, since, terms.clock_bound_s) or any(
+            may_be_of_loss(peer.lost(terms), since, peer.bound_s(terms))
+            for peer in self._peers.values()
+        )
 
     def _verdict_by_time(self, name: str, one: Gated, terms: Terms) -> Verdict:
         peer = self._peers.get(name)

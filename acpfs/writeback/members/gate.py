@@ -97,10 +97,6 @@ class Gated:
     """Whether a member is missing for which everybody waits, as last looked at."""
     of_what_is_lost: bool = False
     """Whether it is withheld for nothing but what other members have lost."""
-    was_of_loss: bool = False
-    """Whether it was so once: then others may withhold older ones for the same loss, and whoever
-    forgets that frees all of them at once.
-    """
     keys: frozenset[str] | None = None
     """Of what it waits for while that is withheld (`scopes`); None: not asked yet."""
     names_made: frozenset[str] | None = None

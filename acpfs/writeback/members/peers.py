@@ -79,6 +79,13 @@ def longest_cached_s(terms: Terms) -> float:
     return max(PAST_CACHES_S, terms.node_timeout_s)
 
 
+def may_be_of_loss(lost: tuple[float, float] | None, since: float, bound_s: float) -> bool:
+    """Whether a loss holds back what was closed at `since` by any third member's clock: both clocks
+    may be off by the bound.
+    """
+    return lost is not None and lost[0] <= since + 2 * bound_s and since - 2 * bound_s < lost[1]
+
+
 @dataclass(slots=True)
 class Peer:
     """One other member."""
@@ -340,22 +347,40 @@ class Peer:
                 if self._is_surely_before(since, closed_at, terms):
                     yield path
 
-    def judge_freed(
-        self, changes: Collection[str], closed_at: float, terms: Terms, since: float
-    ) -> Verdict:
-        """For what was withheld for a loss that is forgotten: whether it has an older change of the
-        same pointer to come, which it withheld for that as well (`NodeRecord.standing_of_lost`). It
-        says so until it has heard of that, and then of its change as of any other. `since`: as for
-        `judge`.
+    @property
+    def tells_of_loss(self) -> bool:
+        """Whether it withholds a change of a pointer for what is lost."""
+        return self.record is not None and bool(self.record.standing_of_lost)
+
+    def older_of_loss(
+        self, changes: Collection[str], closed_at: float, terms: Terms
+    ) -> float | None:
+        """When the oldest change was closed, by its clock, that it withholds for a loss, and that
+        is older than one of the same pointers here, closed at `closed_at`; None: there is none.
+        """
+        record = self.record
+        if record is None or record.state is NodeState.GONE or not changes:
+            return None
+        told = [record.standing_of_lost.get(path, math.inf) for path in (*changes, ANYTHING)]
+        since = min(told)
+        return since if self._is_surely_before(since, closed_at, terms) else None
+
+    def lost(self, terms: Terms) -> tuple[float, float] | None:
+        """Between which times by its clock it closed what may be lost; None: nothing is, or all
+        that is forgotten.
+        """
+        if self.record is None or self.is_forgotten(terms):
+            return None
+        return self.record.lost
+
+    def judge_freed(self, terms: Terms, since: float) -> Verdict:
+        """For what has an older change to come there (`older_of_loss`), while no loss is known here
+        that holds it back: the member tells of it until it has heard that the loss is forgotten,
+        and then of its change as of any other. `since`: as for `judge`.
         """
         record = self.record
         is_fresh = self.read_at >= since
-        if record is None or record.state is NodeState.GONE:
-            return Verdict.PASSES
-        if is_fresh and self.is_forgotten(terms):
-            return Verdict.PASSES
-        told = [record.standing_of_lost.get(path, math.inf) for path in (*changes, ANYTHING)]
-        if not changes or not self._is_surely_before(min(told), closed_at, terms):
+        if record is None or (is_fresh and self.is_forgotten(terms)):
             return Verdict.PASSES
         return self._of_withheld(record, terms, is_fresh=is_fresh)
 
