@@ -192,13 +192,16 @@ class Changes:
         """What was logged of the node last stays, whatever becomes of the descriptor that was
         closed.
         """
-        last = self._log.last_of(node.ino)
+        last = self._log.last_but_attributes_of(node.ino)
         if last is not None:
             self.confirm(last)
 
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was
         closed was not complete.
+
+        Changes of attributes that were logged behind it go with it: the node has them, and the next
+        STORE gives them to the file.
         """
         node = self._table.get(op.ino)
         if (
@@ -206,7 +209,7 @@ class Changes:
             or node is None
             or node.body.is_cold
             or op.version is None
-            or self._log.last_of(op.ino) is not op
+            or self._log.last_but_attributes_of(op.ino) is not op
         ):
             self.confirm(op)
             return
@@ -217,6 +220,10 @@ class Changes:
             return
         node.versions -= 1
         self._log.needs.give_back(op)
+        xattrs = dict(op.meta.xattrs)
+        for change in self._log.attributes_behind(op):
+            xattrs.update(change.meta.xattrs)
+            self._log.withdraw(change)
         created = self._log.withdraw(op)
         self._known(op)
         if created:
@@ -227,10 +234,8 @@ class Changes:
         self._unpin_name(op.parent, op.name)
         self._contents.withdrawn(node, op.version)
         self._table.changed(node)
-        if (
-            op.meta.xattrs and not created
-        ):  # folded in since; the other attributes go with the next STORE anyway
-            self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
+        if xattrs and not created:  # the other attributes go with the next STORE anyway
+            self.change_metadata(node, Metadata(xattrs=xattrs))
 
     def let_go_of_half(self, node: Node) -> None:
         """A name of the node, or a descriptor, is gone: if it was the last one, nobody waits for

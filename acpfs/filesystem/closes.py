@@ -446,7 +446,7 @@ class Closes:
 
     def settle_former(self, close: Close, seq: Seq) -> None:
         """A close of a session that ended before it was known whether it was that of the file."""
-        op = self._log.last_of(close.ino)
+        op = self._log.last_but_attributes_of(close.ino)
         if op is None or not self.is_closed_since(op, seq):
             return
         if not self._openers.counts(close):

@@ -104,7 +104,7 @@ class Reports:
         for node in self._table.recorded():
             if not node.is_file or not (node.modified or self._log.is_active(node.ino)):
                 continue
-            op = self._log.last_active_of(node.ino)
+            op = self._log.last_but_attributes_of(node.ino)
             in_doubt = op is not None and op.tentative
             if not (node.modified or in_doubt):
                 continue

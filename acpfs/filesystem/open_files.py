@@ -133,7 +133,7 @@ class OpenFiles:
                 node.writer_pid = handle.pid
             node.handles += 1
             self._lane_use.restored(handle)
-            op = self._log.last_of(node.ino) if first_seq else None
+            op = self._log.last_but_attributes_of(node.ino) if first_seq else None
             if op is not None and self._closes.is_closed_since(op, first_seq):
                 op.take(Step.CLOSED)
                 handle.take(CloseEvent.FOUND, op)

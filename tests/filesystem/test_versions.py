@@ -6,17 +6,19 @@ import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.records import AttributeChange, OpenFile
 from acpfs.filesystem.steps import Call, settled
 from acpfs.types import ROOT
+from acpfs.writeback.log.ops import VersionState
 from tests.filesystem.held_call import HeldCall
-from tests.filesystem.world import CALLER, World, run
+from tests.filesystem.world import CALLER, World, run, world
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 
 
@@ -108,8 +110,6 @@ async def go_on(w: World, call: Call[Any], done: Future[Any]) -> None:
 
 def test_truncating_copies_the_version_aside(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
-        from acpfs.filesystem.records import AttributeChange
-
         ino = await w.write(b"f", b"0123456789")
         await w.do(w.fs.setattr(ino, AttributeChange(size=4), None, CALLER))
         assert stored_by(w, b"f") == [b"0123456789", b"0123"]
@@ -264,8 +264,6 @@ def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(
     tmp_path: Path, how: str
 ) -> None:
     async def scenario(w: World) -> None:
-        from acpfs.filesystem.records import AttributeChange
-
         opened, attributes = await w.create(b"f")
         await w.do(w.fs.write(opened.handle, 0, b"half"))
         await w.do(w.fs.flush(opened.handle))
@@ -278,6 +276,72 @@ def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(
         assert len(w.log) == 1
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S14", "S469")
+@pytest.mark.parametrize("then", ["is written to", "is written to by the next worker"])
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "overwritten"])
+@pytest.mark.parametrize("change", ["mode", "times", "xattr"])
+def test_attributes_logged_behind_a_close_do_not_keep_it_from_being_taken_back(
+    tmp_path: Path, change: str, is_new: bool, then: str
+) -> None:
+    """They are behind it where its bytes are on their way already, or where rights may not take the
+    place of earlier ones.
+    """
+    given = AttributeChange(mode=0o666) if change == "mode" else AttributeChange(mtime_ns=5 * 10**9)
+
+    async def begin(w: World) -> OpenFile:
+        if not is_new:
+            await w.write(b"f", b"old")
+            await w.drained()
+        w.engine.hold(True)
+        if is_new:
+            opened, _attributes = await w.create(b"f")
+        else:
+            [ino] = [node.ino for node in w.inner.table if node.names and node.is_file]
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        await w.do(w.fs.flush(opened.handle))  # a copy of the descriptor is closed
+        [store] = w.log
+        await w.write(b"other", b"x")  # what is logged since keeps rights from being folded
+        assert store.version is not None
+        if change != "mode":
+            store.version.state = VersionState.STAGED
+        if change == "xattr":
+            await w.do(w.fs.setxattr(store.ino, b"user.tag", b"kept"))
+        else:
+            await w.do(w.fs.setattr(store.ino, given, None, CALLER))
+        assert len(w.log.pending_of(store.ino)) == 2
+        with w.fs.lock:
+            assert len(w.fs.incomplete([b"f"])) == 1
+        return opened
+
+    async def go_on(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        await w.drained()
+        assert (w.backing / "other").exists()
+        path = w.backing / "f"
+        assert path.exists() is not is_new
+        assert is_new or path.read_bytes() == b"old"
+        await w.close(opened)
+        await w.drained()
+        assert path.read_bytes() == b"half and half"
+        if change == "xattr":
+            assert os.getxattr(path, "user.tag") == b"kept"
+        elif change == "mode":
+            assert path.stat().st_mode & 0o777 == 0o666
+
+    async def main() -> None:
+        made = partial(world, tmp_path, session="s")
+        async with made() as w:
+            opened = await begin(w)
+            if then == "is written to":
+                await go_on(w, opened)
+        if then != "is written to":
+            async with made() as w:
+                await go_on(w, opened)
+
+    trio.run(main)
 
 
 def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -> None:

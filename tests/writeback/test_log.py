@@ -214,9 +214,6 @@ def test_what_overwrites_a_file_keeps_the_rights_that_the_file_had(log: Operatio
     assert not log.fold(A, Metadata(permissions=0o644))
     assert log.fold(A, Metadata(permissions=0o600, mtime_ns=7))
     assert (op.meta.permissions, op.meta.mtime_ns) == (0o600, 7)
-    doubtful = store(log, B, b"b", creates=False)
-    doubtful.take(Step.CLOSED)
-    assert log.fold(B, Metadata(permissions=0o644))  # it may be taken back only as the last one
 
 
 def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from acpfs.writeback.log.op_rows import (
     version_from_row,
     version_row,
 )
-from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.log.stages import Aside, Stage, Step
 from acpfs.writeback.log.waiters import Waiter, Waiters
 
@@ -191,6 +191,19 @@ class OperationLog:
         """Newest operation on a node."""
         return ops[-1] if (ops := self._by_node.get(ino)) else None
 
+    def last_but_attributes_of(self, ino: Ino) -> Op | None:
+        """Newest operation on a node that changes more than its attributes."""
+        ops = reversed(self._by_node.get(ino, ()))
+        return next((op for op in ops if op.kind not in ATTRIBUTES), None)
+
+    def attributes_behind(self, op: Op) -> list[Op]:
+        """Changes of attributes of its node that were logged later, oldest first."""
+        return [
+            one
+            for one in self._by_node.get(op.ino, ())
+            if one.seq > op.seq and one.kind in ATTRIBUTES
+        ]
+
     def is_pending(self, ino: Ino) -> bool:
         return ino in self._by_node
 
@@ -290,10 +303,7 @@ class OperationLog:
             return False  # its staging file has its attributes already
         if op.kind is OpKind.MKDIR and self._by_directory[ino]:
             return False  # times, too: what is made in the directory changes them
-        # one that may be taken back stays the last one of its node: else it could not be
-        is_overwriting = (
-            op.kind is OpKind.STORE and op.seq not in self._creates and not op.tentative
-        )
+        is_overwriting = op.kind is OpKind.STORE and op.seq not in self._creates
         if (is_overwriting or op.seq != self._last_seq) and meta.gives_rights(op.meta):
             return False
         op.meta.merge(meta)
@@ -399,8 +409,8 @@ class OperationLog:
             del self._by_directory[directory]
 
     def withdraw(self, op: Op) -> bool:
-        """Take back the newest operation on its node, which nothing was done for yet; returns
-        whether it created the node.
+        """Take back an operation that nothing was done for yet, and that no later one on its node
+        needs; returns whether it created the node.
         """
         created = op.seq in self._creates
         self.remove(op)
