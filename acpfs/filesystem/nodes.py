@@ -421,7 +421,8 @@ class NodeTable:
     def changed(self, node: Node) -> None:
         """Its row is to be written at the end of the step, if it is to have one."""
         self._changed[node.ino] = None
-        self.tell(node)
+        if self._told is not None:
+            self._told.add(node.ino)
 
     def tells_to(self, changed: set[Ino] | None) -> None:
         """Where else to note what changed; None: nowhere."""

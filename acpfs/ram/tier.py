@@ -462,7 +462,9 @@ class Tier:
 
     def take_free(self, size: int, applicant: Applicant) -> bool:
         """`reserve_nowait` of what is there, for which nothing has to leave."""
-        if not self._is_free(size, applicant) or self.shares.short_by(size, applicant) > 0:
+        if not self._is_free(size, applicant):
+            return False
+        if self.shares.limit_bytes and self.shares.short_by(size, applicant) > 0:
             return False
         self._take(size, applicant)
         return True
@@ -486,8 +488,10 @@ class Tier:
 
     def _take(self, size: int, applicant: Applicant) -> None:
         self.reserved_bytes += size
-        self.shares.reserve(applicant, size)
-        self.had(applicant, size)
+        if self.shares.limit_bytes:
+            self.shares.reserve(applicant, size)
+        if size > UNCOUNTED_BYTES_MAX:
+            self._turns.had(applicant, size, self.budget_bytes)
 
     def _may_have(self, waiting: Waiting) -> bool:
         """Whether the owner's share has room for it: who waits for that stands in nobody's way."""
@@ -539,7 +543,8 @@ class Tier:
         is served.
         """
         self.reserved_bytes -= size
-        self.shares.release(ino, size)
+        if self.shares.limit_bytes:
+            self.shares.release(ino, size)
 
     def hold(self, size: int, *, force: bool = False) -> bool:
         """Take bytes for what is held for another member; False where our own want them.
@@ -580,7 +585,8 @@ class Tier:
         taken = st.st_blocks * BLOCK_BYTES
         self.used_bytes += taken - self._allocated.get(tier_id, 0)
         self._allocated[tier_id] = taken
-        self.shares.resized(tier_id, taken)
+        if self.shares.limit_bytes:
+            self.shares.resized(tier_id, taken)
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
 
     def change_budget(self, budget_bytes: int) -> None:

@@ -166,8 +166,11 @@ class Turns:
         now = self._clock.now()
         if now >= self._purge_at:
             self._purge(now)
-        writer = _writer(applicant)
-        turn = min(self._turn_of(writer), self._time + lead_bytes_max)
+        writer = applicant.pid or -applicant.ino
+        had = self._had.get(writer)
+        turn = self._time
+        if had is not None:
+            turn = min(max(had[0], turn), turn + lead_bytes_max)
         self._had[writer] = (turn + size, now)
         return turn
 

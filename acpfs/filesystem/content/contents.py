@@ -313,8 +313,10 @@ class Contents:
 
     def opened(self, body: Body) -> int:
         """The content's descriptor, open from now until `closed`."""
-        self._opened_to_look(body)
-        self._to_write(body)
+        if body.fd < 0 or body.is_fd_to_read:
+            self._opened_to_look(body)
+            self._to_write(body)
+        body.closing = False
         return body.fd
 
     def _opened_to_look(self, body: Body) -> int:
@@ -648,7 +650,9 @@ class Contents:
         has no (more) room in RAM.
         """
         # what RAM has of it already is not in its owner's share before it is changed
-        if not (self._room.is_covered(node) or await self._room.reserve(0, node)):
+        if self._tier.shares.limit_bytes and not (
+            self._room.is_covered(node) or await self._room.reserve(0, node)
+        ):
             return None
         body = await self._before_change(node, offset, writing)
         if body.is_overflowed:
@@ -663,11 +667,9 @@ class Contents:
                 body = await self._before_change(
                     node, offset, writing
                 )  # again: much may have happened meanwhile
-            return (
-                None
-                if body.is_overflowed
-                else await self._change(node, body, offset, size, function, *arguments)
-            )
+                if body.is_overflowed:
+                    return None
+            return await self._change(node, body, offset, size, function, *arguments)
         finally:
             if wanted:
                 self._tier.release(wanted, node.ino)
@@ -883,7 +885,7 @@ class Contents:
         if self._versions.is_used(
             body.tier
         ):  # else it was let go of while the bytes were on their way
-            st = self._tier.settle_fd(body.tier, self.opened(body))
+            st = self._tier.settle_fd(body.tier, self._opened_to_look(body))
             if node.body is body:
                 self.kernel.note(node, UNSEEN)
                 node.size = st.st_size

@@ -193,8 +193,10 @@ class OperationLog:
 
     def last_but_attributes_of(self, ino: Ino) -> Op | None:
         """Newest operation on a node that changes more than its attributes."""
-        ops = reversed(self._by_node.get(ino, ()))
-        return next((op for op in ops if op.kind not in ATTRIBUTES), None)
+        for op in reversed(self._by_node.get(ino, ())):
+            if op.kind not in ATTRIBUTES:
+                return op
+        return None
 
     def attributes_behind(self, op: Op) -> list[Op]:
         """Changes of attributes of its node that were logged later, oldest first."""
