@@ -331,9 +331,9 @@ class _Salvage:
         # What utime set behind the last close is not on the backing directory yet, either.
         since = stored[0]["seq"] if stored else 0
         for op in self._rows(
-            "SELECT meta FROM op WHERE ino = ? AND kind = ? AND seq > ? ORDER BY seq",
+            "SELECT meta FROM op WHERE ino = ? AND kind IN (?, ?) AND seq > ? ORDER BY seq",
             ino,
-            OpKind.SETATTR.value,
+            *_CHANGING,  # of both kinds: times are folded into a change of xattrs, too
             since,
         ):
             mtime_ns = _mtime_ns(op["meta"], mtime_ns)

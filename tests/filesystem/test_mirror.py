@@ -149,6 +149,35 @@ def test_everything_that_was_mirrored_is_drained_after_the_loss_of_ram(tmp_path:
     run(tmp_path, after)
 
 
+def test_a_time_that_was_set_with_another_attribute_is_shown_after_the_loss_of_ram(
+    tmp_path: Path,
+) -> None:
+    """It is one operation with the extended attribute before it, and the mount showed the time of
+    the last write until the file was looked at below.
+    """
+    set_ns = 365012172 * 10**9
+
+    async def before(made: World) -> None:
+        ino = await made.write(b"file", b"x" * 100)
+        await made.drained()
+        made.engine.hold(True)
+        await made.do(made.fs.setxattr(ino, b"user.note", b"z"))
+        change = AttributeChange(mtime_ns=set_ns)
+        await made.do(made.fs.setattr(ino, change, None, CALLER))
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        made.engine.hold(True)
+        assert (await made.do(made.fs.lookup(ROOT, b"file"))).mtime_ns == set_ns
+        made.engine.hold(False)
+        await made.drained()
+        assert (made.backing / "file").stat().st_mtime_ns == set_ns
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
 def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
