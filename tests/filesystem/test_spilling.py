@@ -22,7 +22,7 @@ from acpfs.filesystem.content import spilling as spilling_module
 from acpfs.filesystem.content.spilling import Spilling
 from acpfs.filesystem.records import Lane
 from acpfs.ram.spill_directory import SpillDirectory
-from acpfs.types import Ino
+from acpfs.types import HandleId, Ino
 from acpfs.writeback.copies.on_disk import DiskCopies
 from acpfs.writeback.log.ops import Version, VersionState
 from acpfs.writeback.sources import spill as spill_module
@@ -660,6 +660,39 @@ def test_what_is_changed_after_its_close_shares_no_bytes_with_its_version(
         budget_bytes=2 * BUDGET,
         spill=tmp_path / "spill",
     )
+
+
+def test_a_worker_that_takes_over_an_open_file_leaves_its_synced_bytes_apart(
+    tmp_path: Path,
+) -> None:
+    """With little RAM, what had been synced shared its bytes with the file again before the open
+    file was known, and was stored with what the kernel wrote since.
+    """
+    left: list[tuple[Ino, int, HandleId]] = []
+
+    async def before(made: World) -> None:
+        writer, attributes = await made.create(b"open.pt")
+        assert writer.lane is Lane.PASSTHROUGH, made.fs.statistics().lane_choices
+        os.pwrite(writer.backing_fd, content(1), 0)
+        await made.do(made.fs.fsync(writer.handle, datasync=False))
+        left.append((attributes.ino, os.dup(writer.backing_fd), writer.handle))
+
+    async def after(made: World) -> None:
+        ((ino, fd, handle),) = left
+        with made.fs.lock:
+            (version,) = (op.version for op in made.log if op.version is not None)
+            assert not made.inner.table[ino].body.is_on(version)
+        os.pwrite(fd, b"later", 0)
+        os.close(fd)
+        made.engine.hold(False)
+        await until(made, lambda: (made.backing / "open.pt").exists())
+        assert (made.backing / "open.pt").read_bytes() == content(1)
+        await made.do(made.fs.flush(handle, 0))
+        await made.do(made.fs.release(handle))
+
+    with_spill = partial(in_world, tmp_path, session="s", spill=tmp_path / "spill", unknown_bytes=0)
+    with_spill(before, passthrough=True, budget_bytes=BUDGET)
+    with_spill(after, passthrough=True, budget_bytes=2 * FILE + MIB // 2)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[object]:

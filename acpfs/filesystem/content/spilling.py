@@ -89,7 +89,7 @@ class Spilling:
     ) -> None:
         """A step of the tier's ladder, and a watcher of versions.
 
-        Looks at all versions that the last worker left.
+        Looks at all versions that the last worker left, once it has begun.
         """
         self.spill = spill
         self._tier = tier = upper.tier
@@ -117,6 +117,7 @@ class Spilling:
         """With a copy, which they do not need to wait for, and in RAM still; only where all are
         copied.
         """
+        self._has_begun = False
         self._looks = False
         self._doubled: dict[VersionId, Version] = {}
         """Those with other bytes than their file's content has: mostly copied at their close, as
@@ -133,6 +134,15 @@ class Spilling:
             if op.version is not None and op.version.is_local:
                 self.new(op.version)
                 self._look_at(op.version)
+
+    def begin(self) -> None:
+        """Who has files open is known from now on.
+
+        Until a worker has taken over the open files of the one before it, each file looks closed,
+        and what writers can still change would share its bytes with what they have synced.
+        """
+        self._has_begun = True
+        self._look_soon()
 
     # -- which versions there are
 
@@ -210,7 +220,7 @@ class Spilling:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        if not self._looks:
+        if self._has_begun and not self._looks:
             self._looks = True
             self._state.after_commit(self.look)
 
@@ -219,6 +229,8 @@ class Spilling:
     def look(self) -> None:
         """Begin what is to be done now; called after changes and about once a second."""
         self._looks = False
+        if not self._has_begun:
+            return
         if not self._frees_ram:
             self.spill.usable()  # a holder is looked for before there is something to be held
         if self.spill.mirror is not None:
@@ -358,6 +370,8 @@ class Spilling:
         """A writer finds no room: whether something is about to leave for the spill directory, or
         has left.
         """
+        if not self._has_begun:
+            return False
         before = self._tier.used_bytes
         self._due()
         self._shed(max(1, self._short_bytes()))
