@@ -428,7 +428,7 @@ class Changes:
         self._catalogue.done(op, persisted=False)
 
     def superseded(self, op: Op, former: Place | None) -> None:
-        self._forget_name(op)
+        self._forget_name(op, may_lead_nowhere=True)
         node = self._table.get(op.ino)
         directory = self._table.get(former[0]) if former is not None else None
         if former is None or node is None or directory is None:
@@ -452,20 +452,26 @@ class Changes:
         if not (stat.S_ISREG(node.mode) or node.is_dir):
             self._forget_name(op)
 
-    def _forget_name(self, op: Op) -> None:
+    def _forget_name(self, op: Op, *, may_lead_nowhere: bool = False) -> None:
         """Nothing that is known of it here is so any more: a link of another target, say, would be
         taken for this one.
 
-        Its pin is the operation's own, else later ones here speak of the name.
+        Its pin is the operation's own. Others are of operations that made the name before, as
+        nothing later has it lead elsewhere: it leads nowhere until they are done.
+
+        `may_lead_nowhere`: what came after it under the name was forgotten first.
         """
         parent, name = op.touches()[-1]
         directory = self._table.get(parent)
         child = directory.dir.children.get(name) if directory is not None else None
-        node = self._table.get(op.ino)
-        if child is None or child.pins > 1 or child.ino != op.ino or node is None:
+        if child is None or child.ino not in (op.ino, *[NO_INO] * may_lead_nowhere):
             return
-        self._table.unname(parent, name)
-        if node.lookups:
+        node = self._table.get(child.ino)
+        if child.pins > 1:
+            self._table.set_child(parent, name, NO_INO)
+        else:
+            self._table.unname(parent, name)
+        if node is not None and node.lookups:
             self._view.notices.lost(parent, name, node.ino)
 
     def _done(self, op: Op, *, keeps_bytes: bool = False) -> None:
