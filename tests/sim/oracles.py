@@ -147,11 +147,18 @@ class Told:
         """RAM was lost, and the mount shows this: which moments it can be, the call that was under
         way last.
         """
+        moments = [*self.moments, *([self.pending] if self.pending else [])]
+        found = self.of_contents(got)
+        return [at for at in found if is_as_told(got, moments[at].shown)] or found
+
+    def of_contents(self, got: Shown) -> list[int]:
+        """The same by contents alone: the mount may show attributes that came after what was
+        lost.
+        """
         least = max(self.at, self.mirrored_at)
         moments = [*self.moments, *([self.pending] if self.pending else [])]
         contents = bare(got)
         found = [at for at in range(least, len(moments)) if moments[at].contents == contents]
-        found = [at for at in found if is_as_told(got, moments[at].shown)] or found
         halfway = -1 if found else self._halfway_from(contents, least)
         return found if halfway < 0 else [halfway]
 
@@ -412,9 +419,8 @@ def judge_mirrored(programs: Sequence[Told], got: Shown, *, is_mirrored: bool) -
                 f" {least} on: {program.nearest(bare(shown), least)}",
             )
         found.append(at)
-    for (first, its), (second, others) in itertools.permutations(
-        zip(programs, found, strict=True), 2
-    ):
+    for first, second in itertools.permutations(programs, 2):
+        its, others = (one.of_contents(below(got, one.directory)) for one in (first, second))
         lost = next((one for one in first.moments[its[-1] + 1 :] if one.is_owed), None)
         moments = [*second.moments, *([second.pending] if second.pending else [])]
         if is_mirrored and lost is not None and moments[others[0]].began > lost.told:
