@@ -104,6 +104,10 @@ SPILLS = 0.35
 """Share of histories of those that have a spill directory."""
 ERRORS = 0.25
 """Share of those in which a write fails that RAM has no room for."""
+SHARES = 0.3
+"""Share of histories of those that have little RAM in which each program has an owner of its own,
+and each owner a part of RAM (`ram_per_user`).
+"""
 SPILL_BYTES = (150_000, 1_000_000, 16 << 20)
 MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
 """Profiles in which a seed says whether the session outlives the daemon."""
@@ -161,6 +165,12 @@ def _spill_bytes(choices: Choices) -> int | None:
     return chance.choice(SPILL_BYTES) if spills else None
 
 
+def _share_bytes(choices: Choices, ram_bytes: int) -> int:
+    chance = choices.stream("shares")
+    has_shares = choices.profile in HAVE_SPILL and chance.random() < SHARES
+    return ram_bytes // chance.choice((1, 2, 4)) if has_shares else 0
+
+
 def _when_full(choices: Choices, chance: random.Random, *, waits: bool) -> WhenFull:
     """`waits`: what an application asked to have past RAM fails with the storage."""
     drawn = chance.choice((WhenFull.WAIT, WhenFull.NATIVE))
@@ -208,6 +218,8 @@ class Knobs:
     ram_bytes: int
     later_ram_bytes: int
     """The budget of the lives after the first: somebody may mount again with less."""
+    share_bytes: int
+    """Of RAM that the files of one program may have (`ram_per_user`); 0: there is no limit."""
     keeps_session: bool
     counts_subdirectories: bool
     reuses_numbers: bool
@@ -286,6 +298,7 @@ class Knobs:
             when_full=_when_full(choices, chance, waits=is_lane and faulty),
             ram_bytes=(ram_bytes := _ram_bytes(choices, chance)),
             later_ram_bytes=_later_ram_bytes(choices, ram_bytes),
+            share_bytes=_share_bytes(choices, ram_bytes),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in MAY_KEEP and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
@@ -338,6 +351,7 @@ class Knobs:
             f"{self.hang_rate:.0%} of calls hang" if self.hang_rate else "",
             "" if self.free_bytes is None else f"{self.free_bytes} bytes for {self.full_s} s",
             f"{self.ram_bytes >> 10} KiB of RAM, then {self.when_full.value}",
+            f"{self.share_bytes >> 10} KiB of it for each program" if self.share_bytes else "",
             f"later {self.later_ram_bytes >> 10}" if self.later_ram_bytes < self.ram_bytes else "",
             f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
             f"also for {self.last_faults_s} s of the last one" if self.last_faults_s else "",

@@ -42,6 +42,8 @@ STATUS_LOOKS = 0.2
 TIDIES_S = (0.01, 0.05, 0.3)
 TEARS_IN_VAIN_MAX = 3000
 """In a row: whoever waits for what never comes waits for thousands of seconds."""
+FIRST_UID = 1000
+"""Owner of what the first program makes, where each has a share of RAM."""
 DEAD_WRITES_MAX = 8
 DEAD_PAUSES_S = (0.0, 0.001, 0.02, 0.5, 4.0)
 DEAD_SIZES = (1, 5000, 60_000)
@@ -78,7 +80,11 @@ class History(Serving):
         if self.knobs.has_passthrough:
             self.passthrough = Passthrough(self.storage, self.trace, self.most_s())
         self.counts: Counter[str] = Counter()
-        self.processes = [Process(self) for _number in range(self.knobs.programs)]
+        has_shares = self.knobs.share_bytes > 0
+        self.processes = [
+            Process(self, FIRST_UID + number if has_shares else 0)
+            for number in range(self.knobs.programs)
+        ]
         self.programs = list[Program]()
         self.crews = list[Crew]()
         for one in enumerate(self.processes):

@@ -122,8 +122,9 @@ class Serving:
 class Process:
     """A program's way to the file system: the kernel of the machine on which it runs."""
 
-    def __init__(self, machine: Serving) -> None:
+    def __init__(self, machine: Serving, uid: int = 0) -> None:
         self._machine = machine
+        self._uid = uid
         self.mount = 0
         """The life in which the machine began: without a session no call reaches another one."""
         self._locked: set[Ino] = set()
@@ -142,7 +143,7 @@ class Process:
         return self._machine.table
 
     def new_caller(self) -> Caller:
-        return self._machine.new_caller()
+        return self._machine.new_caller()._replace(uid=self._uid)
 
     async def request(
         self, make: Callable[[FileSystem], Call[T]], is_done: Callable[[], Awaitable[bool]]

@@ -314,6 +314,7 @@ class Life:
             "scrub_ram_s": 0,
             "warm_reads": WarmReads.OFF if knobs.has_passthrough else WarmReads.AUTO,
             "when_full": knobs.when_full,
+            "ram_per_user": knobs.share_bytes,
             "fsync": knobs.fsync,
         }
 

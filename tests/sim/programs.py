@@ -67,7 +67,7 @@ READ_BYTES = 16 << 20
 DEATHS_IN_A_CALL_MAX = 3
 """That are carried through by walking a path again."""
 PAUSES_S = (0.0, 0.001, 0.01, 0.03, 0.2, 2.0)
-DISCARDS_MAX = 100
+DISCARDS_MAX = 1000
 DISCARD_AGAIN_S = 0.01
 """Readers keep what they read open for less than all of that."""
 STILL = 0.1
@@ -393,7 +393,8 @@ class Calls:
     async def _tree(self, directory: str, *, attributes: bool) -> Shown:
         ino = await self.ino(directory)
         found: Shown = {(directory + "/").encode(): b""} if directory else {}
-        handle = await self.request(lambda fs: fs.opendir(ino))
+        unique = self.kernel.new_caller().unique
+        handle = await self.request(lambda fs: fs.opendir(ino, unique))
         entries = await self.request(lambda fs: fs.readdir(handle, 0, with_attributes=False))
         await self.request(lambda fs: fs.releasedir(handle))
         for entry in entries:
