@@ -73,7 +73,8 @@ class Directories:
             self._handles[HandleId(number)] = OpenDirectory(
                 node, slot, unique, self._kept.read_listing(number)
             )
-            self._unanswered[unique] = HandleId(number)
+            if unique:  # else it never comes again, and the next one without is another
+                self._unanswered[unique] = HandleId(number)
 
     def opendir(self, ino: Ino, unique: int = 0) -> HandleId:
         """Open a directory; `unique`: as `Caller.unique`."""

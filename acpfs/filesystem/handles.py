@@ -163,7 +163,8 @@ class Handles:
         """Those of the session's last worker, which go on; see `KeptHandles.restore`."""
         for handle, first_seq in self.kept.restore(self._table):
             self._put(handle)
-            self._unanswered[handle.unique] = handle
+            if handle.unique:  # else it never comes again, and the next one without is another
+                self._unanswered[handle.unique] = handle
             yield handle, first_seq
 
     def _put(self, handle: Handle) -> None:

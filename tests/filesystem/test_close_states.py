@@ -159,3 +159,23 @@ def test_a_step_writes_a_record_once_and_clears_it_when_that_is_committed(
             await w.do(w.fs.release(opened.handle))
 
     trio.run(main)
+
+
+@pytest.mark.clause("S81")
+def test_requests_without_a_number_are_not_the_same_one(tmp_path: Path) -> None:
+    """Another program's open must not get the handle that the last worker gave to somebody: who
+    closes first would close it for both.
+    """
+
+    async def main() -> None:
+        async with world(tmp_path, session="s") as w:
+            ino = await w.write(b"f", b"bytes")
+            directories = [await w.do(w.fs.opendir(ROOT))]
+            files = [await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))]
+        async with world(tmp_path, session="s") as w:
+            directories.append(await w.do(w.fs.opendir(ROOT)))
+            files.append(await w.do(w.fs.open(ino, os.O_RDONLY, CALLER)))
+            assert directories[0] != directories[1]
+            assert files[0].handle != files[1].handle
+
+    trio.run(main)
