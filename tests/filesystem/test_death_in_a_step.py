@@ -395,3 +395,31 @@ def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: 
             assert (w.backing / "f").read_bytes() == await shown(w) == new
 
     trio.run(main)
+
+
+@pytest.mark.clause("S81")
+def test_what_the_kernel_writes_does_not_leave_ram_in_a_takeover(tmp_path: Path) -> None:
+    """The next worker has less RAM than is taken, and knows late who has files open: what was
+    written would be in a file that nobody reads.
+    """
+
+    async def main() -> None:
+        async with world(tmp_path, session="s", hold=False) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            ino = await w.write(b"f.pt", bytes(1 << 20))
+            await w.drained()
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            assert opened.lane is Lane.PASSTHROUGH
+            kernel_fd = os.dup(opened.backing_fd)
+            os.pwrite(kernel_fd, b"synced", 0)
+            await w.do(w.fs.fsync(opened.handle, datasync=False))
+            await w.drained()
+        async with world(tmp_path, session="s", hold=False, budget_bytes=1 << 18) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            os.pwrite(kernel_fd, b"later!", 0)
+            os.close(kernel_fd)
+            await w.close(opened)
+            await w.drained()
+            assert (w.backing / "f.pt").read_bytes()[:6] == b"later!"
+
+    trio.run(main)

@@ -65,7 +65,16 @@ class Retention:
         self._cut = cut
         self.order = order
         self._evicted_files = self._evicted_bytes = 0
+        self._has_begun = False
         tier.ladder.gives(Rung.CLEAN, partial(self.let_leave, also_retained=True))
+
+    def begin(self) -> None:
+        """It is known from now on who has files open: what the last worker left may leave.
+
+        Before that, a file that somebody writes in the kernel looks like one that nobody uses.
+        """
+        self._has_begun = True
+        self._tier.room_changed()
 
     def settle(self, node: Node) -> None:
         """Note whether the node's content may leave from now on."""
@@ -99,6 +108,8 @@ class Retention:
 
         Without `also_retained`, none of a retained checkpoint.
         """
+        if not self._has_begun:
+            return 0
         freed = 0
         for node in self.order.candidates(also_retained=also_retained):
             if freed >= wanted_bytes:
@@ -152,6 +163,7 @@ class Retention:
         """
         assert node.body.is_cold or not node.body.modified, node.ino
         assert not self._log.is_active(node.ino), node.ino
+        assert not node.kernel_writers, node.ino  # they would go on in a file that nobody reads
         taken = self._tier.allocated_bytes(node.body.tier)
         stays = 0 if wanted_bytes is None else head_after(node.size, taken, wanted_bytes)
         if stays:
