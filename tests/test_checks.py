@@ -58,6 +58,23 @@ def test_shell(script: str) -> None:
     ended(["bash", "-n", script])
 
 
+@pytest.mark.check
+def test_a_list_that_cannot_be_said_is_no_name_of_a_test() -> None:
+    """As for `tools/test --list | head`, whose reader goes before the end."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            ["tools/test", "--list"],
+            cwd=REPOSITORY,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "nothing to test is named" not in done.stderr
+
+
 LOOKED_FOR = {
     "daemon dies": "docs/CALLS.html#when-the-daemon-dies",
     "fsync": "docs/CALLS.html#fsync",
