@@ -47,14 +47,14 @@ install_packages() {
 python_is_fit() {
     "$1" -c '
 import ensurepip, sys, venv
-sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1
 }
 
-# find_python  prints a Python 3.10 to 3.13 that can make a virtual environment: $PYTHON, else
+# find_python  prints a Python 3.10 to 3.14 that can make a virtual environment: $PYTHON, else
 # the first on the path.
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.10; do
+    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14 python3.10; do
         if command -v "$candidate" >/dev/null 2>&1 && python_is_fit "$candidate"; then
             # the interpreter itself, not a version switcher's stand-in for it
             "$candidate" -c 'import os, sys; print(os.path.realpath(sys.executable))'
@@ -68,10 +68,10 @@ find_python() {
 need_system() {
     [ -n "${PYTHON_BASE:-}" ] && return 0
     if ! PYTHON_BASE=$(find_python); then
-        [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv"
+        [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.14 with venv"
         install_packages python3 python3-venv python3-dev
         PYTHON_BASE=$(find_python) ||
-            fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
+            fail "no Python 3.10 to 3.14 with venv found; set PYTHON to one"
     fi
     need_programs fuse3:fusermount3 openssl:openssl
 }
