@@ -43,7 +43,9 @@ NOT_IN_NARROW = frozenset(
     | {"host", "heard", "clock ahead", "bound"}
 )
 NAME_NARROW = 22
-"""Of the first column there: of a path the end says more than the beginning."""
+"""Characters of the first column there."""
+MARGINS = 2
+"""Columns beside the upper lines."""
 SHOWN_MAX = 50
 MISSING_MAX = 5
 OWNERS_MAX = 3
@@ -79,10 +81,11 @@ class Asked:
     args: dict[str, Any]
 
 
-def summary(status: show.Json, rate: float | None, bar_width: int = BAR) -> str:
+def summary(status: show.Json, rate: float | None, columns: int = WIDE) -> str:
     """The upper lines. `rate`: bytes that reached the storage per second since the last look;
-    `bar_width`: characters.
+    `columns`: of the terminal.
     """
+    bar_width = BAR if columns >= WIDE else BAR_NARROW
     ram = status["ram"]
     health = status["backing_health"]
     cluster = status["cluster"]
@@ -121,11 +124,18 @@ def summary(status: show.Json, rate: float | None, bar_width: int = BAR) -> str:
         lines.append(f"WRONG    {'; '.join(found)}")
     for one in status["waiting"][:3]:
         age = show.duration(max(0.0, time.time() - one["since"]))
-        lines.append(
-            f"waits    {one['command'] or one['pid'] or '?'} for "
-            f"{show.size(one['wanted_bytes'])} ({show.printable(one['path'])}), {age}"
-        )
+        who = f"waits    {one['command'] or one['pid'] or '?'} for "
+        before = f"{who}{show.size(one['wanted_bytes'])} ("
+        behind = f"), {age}"
+        room = columns - MARGINS - len(before) - len(behind)
+        path = end_of(show.printable(one["path"]), max(NAME_NARROW, room))
+        lines.append(f"{before}{path}{behind}")
     return "\n".join(lines)
+
+
+def end_of(name: str, length: int) -> str:
+    """Of a path the end says more than the beginning; at most so many characters."""
+    return name if len(name) <= length else "…" + name[1 - length :]
 
 
 def drained_bytes(status: show.Json) -> int:
@@ -222,7 +232,7 @@ def narrowed(headings: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
     first, *others = (
         cell for heading, cell in zip(headings, row, strict=True) if heading not in NOT_IN_NARROW
     )
-    return (first if len(first) <= NAME_NARROW else "…" + first[1 - NAME_NARROW :], *others)
+    return (end_of(first, NAME_NARROW), *others)
 
 
 def members_worst_first(rows: Sequence[show.Json]) -> list[show.Json]:
@@ -365,9 +375,8 @@ class TopScreen(App[None]):
         self._fill_mounts()
         if mount is not self._shown or checkpoints is None:
             return  # asked for the line in the table only
-        bar_width = BAR_NARROW if self._is_narrow() else BAR
         self.query_one("#summary", Static).update(
-            summary(status, self._rate(mount, status), bar_width)
+            summary(status, self._rate(mount, status), self.size.width)
         )
         self._queue = status["queue"][:SHOWN_MAX]
         self._checkpoints = checkpoints[::-1][:SHOWN_MAX]

@@ -20,6 +20,8 @@ from textual.widgets._footer import FooterKey
 from acpfs.cli import show
 from acpfs.cli.top_screen import (
     CHECKPOINTS,
+    MARGINS,
+    OWNERS_MAX,
     QUEUE,
     Mount,
     TopScreen,
@@ -249,6 +251,27 @@ def test_what_decides_fits_the_terminal(columns: int) -> None:
     daemon.status["queue"][0]["name"] = "run1/checkpoints/of-today/step-100/model.pt"
     for part in ("dirty_bytes", "clean_bytes", "budget_bytes"):
         daemon.status["ram"][part] = 1023 << 20
+    daemon.status["ram"] |= {
+        "share_bytes": 1023 << 20,
+        "owners": [
+            {
+                "uid": (1 << 32) - 2 - number,
+                "taken_bytes": 1023 << 20,
+                "reserved_bytes": 1023 << 20,
+                "waiting_writers": 1000,
+            }
+            for number in range(9)
+        ],
+    }
+    daemon.status["waiting"] = [
+        {
+            "path": "run1/checkpoints/of-today/step-100/global_step100/mp_rank_00_model_states.pt",
+            "pid": 4194304,
+            "command": "fifteen-letters",
+            "wanted_bytes": 1023 << 20,
+            "since": time.time() - 7200,
+        }
+    ]
     other = Daemon()
     app = TopScreen([Mount("/mnt/x", daemon.ask), Mount("/mnt/y", other.ask)], 0.2)
 
@@ -268,7 +291,8 @@ def test_what_decides_fits_the_terminal(columns: int) -> None:
             assert str(why.label) == "why"
             assert sum(column.get_render_width(queue) for column in before) <= columns - 20
             shown = str(app.query_one("#summary", Static).visual)
-            assert max(map(len, shown.splitlines())) <= columns - 2
+            assert max(map(len, shown.splitlines())) <= columns - MARGINS, shown
+            assert shown.count("share    user 42949672") == OWNERS_MAX
             keys = [key for key in app.query(FooterKey) if key.display]
             assert max(key.region.right for key in keys) <= columns
             assert len(keys) >= len(words_of(TopScreen.BINDINGS))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.rig.mounts import MakeMount
+from tests.rig.idmapped import FIRST, idmapped
+from tests.rig.mounts import AcpfsMount, MakeMount
 
 ANN = 4001
 BOB = 4002
@@ -47,6 +48,19 @@ def waits_for_share(status: dict[str, Any], uid: int) -> bool:
     return any(one["reason"].startswith(f"user {uid} has ") for one in status["waiting"])
 
 
+def gauges(mount: AcpfsMount) -> dict[str, float]:
+    """What its metrics say of shares."""
+    said = mount.run("acpfs-ctl", str(mount.path), "metrics").stdout
+    names = ("ram_share_bytes", "owners_waiting", "largest_owner_bytes", "largest_owner_uid")
+    pairs = (line.split() for line in said.splitlines() if not line.startswith("#"))
+    return {
+        name: float(value)
+        for key, value in pairs
+        for name in names
+        if key.partition("{")[0] == f"acpfs_{name}"
+    }
+
+
 def content(directory: Path, count: int, size: int = FILE_BYTES) -> bool:
     return all(
         (directory / f"{number}.pt").read_bytes() == f"{number}\n".encode() * (size // 2)
@@ -80,6 +94,12 @@ def test_one_user_fills_his_share_and_another_saves(
             shown = mount.run("acpfs-ctl", str(mount.path), "status").stdout
             assert f"user {ANN}" in shown
             assert "1 waiting" in shown
+            assert gauges(mount) == {
+                "ram_share_bytes": SHARE_BYTES,
+                "owners_waiting": 1,
+                "largest_owner_bytes": owners(before)[ANN],
+                "largest_owner_uid": ANN,
+            }
 
             if transport != "libfuse":  # whose mount ends with its worker
                 mount.kill_worker()
@@ -99,6 +119,55 @@ def test_one_user_fills_his_share_and_another_saves(
             ann.kill()
     mount.flush()
     assert owners(mount.status()) == {}
+    assert gauges(mount) == {
+        "ram_share_bytes": SHARE_BYTES,
+        "owners_waiting": 0,
+        "largest_owner_bytes": 0,
+        "largest_owner_uid": -1,
+    }
+    assert content(backing / "ann", 8)
+    assert content(backing / "bob", 2)
+    assert (backing / "ann" / "0.pt").stat().st_uid == ANN
+
+
+@pytest.mark.clause("S538", "S571", "S572")
+@pytest.mark.transports("native-passthrough", "native-direct")
+def test_users_of_a_pod_have_the_shares_of_whom_the_storage_names(
+    tmp_path: Path, make_mount: MakeMount, transport: str
+) -> None:
+    """The host knows them by other numbers, and has users with the numbers that the pod uses."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    shares = {"ram": "256M", "ram_per_user": "32M", "bandwidth": "1"}
+    mount = make_mount(backing, transport, idmap=True, **shares)
+    tmp_path.chmod(0o755)
+    for name, uid in (("ann", ANN), ("bob", BOB)):
+        (mount.path / name).mkdir()
+        os.chown(mount.path / name, uid, uid)
+    with (
+        idmapped(mount.path, tmp_path / "pod") as pod,
+        save(pod / "ann", FIRST + ANN, 8) as ann,
+    ):
+        try:
+            mount.wait_status(lambda status: waits_for_share(status, ANN))
+            with save(pod / "bob", FIRST + BOB, 2) as bob:
+                assert bob.wait(WAIT_S) == 0
+            before = mount.status()
+            assert set(owners(before)) == {ANN, BOB}
+            assert owners(before)[BOB] == 2 * FILE_BYTES
+            assert 0 < owners(before)[ANN] <= SHARE_BYTES
+            mount.kill_worker()
+            mount.wait_status(lambda status: waits_for_share(status, ANN))
+            # the same user, by the host's own number and by the pod's: one share
+            with save(mount.path / "bob", BOB, 1) as bob:
+                assert bob.wait(WAIT_S) == 0
+            assert ann.poll() is None
+            assert set(owners(mount.status())) == {ANN, BOB}
+            mount.ctl("set", "bandwidth=0")
+            assert ann.wait(WAIT_S) == 0
+        finally:
+            ann.kill()
+    mount.flush()
     assert content(backing / "ann", 8)
     assert content(backing / "bob", 2)
     assert (backing / "ann" / "0.pt").stat().st_uid == ANN
