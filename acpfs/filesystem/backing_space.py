@@ -1,20 +1,33 @@
-"""Space of the backing file system, as statfs tells applications: from memory, renewed behind the
-answer, so that `df` never waits.
+"""Space of the backing file system, as statfs tells applications: asked for anew where what is
+known is old, with patience that ends (S591).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from threading import RLock
 
-from acpfs.backing.calls import CallPool
+from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.lower import Lower, SpaceInfo
+from acpfs.filesystem.steps import shared, wait
 
 SPACE_MAX_AGE_S = 2.0
 """statfs answers from memory up to this age, and beyond when the backing directory does not
 answer.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What was written here, of which the backing directory knows nothing yet."""
+
+    bytes_owed: Callable[[], int]
+    bytes_arrived: Callable[[], int]
+    """How many have ever ceased to be: they have arrived, or are not wanted any more."""
 
 
 class BackingSpace:
@@ -26,21 +39,25 @@ class BackingSpace:
         calls: CallPool,
         lock: RLock,
         tell: Callable[[SpaceInfo], None],
-        owed_bytes: Callable[[], int],
+        owed: Owed,
+        patience_s: float,
     ) -> None:
-        """`tell`: who else is to know, under the lock.
-
-        `owed_bytes`: what was written here and is not there yet.
+        """`tell`: who else is to know, under the lock. `patience_s`: so long somebody waits for a
+        new answer.
         """
         self._tell = tell
-        self._owed_bytes = owed_bytes
+        self._owed = owed
+        self._patience_s = patience_s
         self._lower = lower
         self._calls = calls
         self._lock = lock
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
         """Monotonic, seconds."""
-        self._asked = False
+        self._settled_then = 0
+        """Bytes that had arrived when that was asked for."""
+        self._asked: Future[None] | None = None
+        """The one question that is under way: a storage that hangs costs one thread."""
 
     def learn(self, space: SpaceInfo, *, of_earlier_worker: bool = False) -> None:
         """What was heard just now, or by an earlier worker."""
@@ -48,31 +65,52 @@ class BackingSpace:
         self._tell(space)
         self._known_at = 0.0 if of_earlier_worker else self._calls.clock.now()
 
-    def left(self) -> SpaceInfo:
+    @property
+    def known(self) -> SpaceInfo:
+        """What was last heard. `learn` has to come first, as for `left`."""
+        assert self._known is not None
+        return self._known
+
+    async def left(self) -> SpaceInfo:
         """As applications see it: what they have written is taken, though the backing directory has
         not got it yet.
+
+        Raises:
+            InterruptedError: who asked was killed.
         """
-        space = self.now()
-        owed = -(-self._owed_bytes() // max(1, space.block_bytes))
+        await self._renew()
+        space = self.known
+        owed = -(-self._owed.bytes_owed() // max(1, space.block_bytes))
         return replace(
             space,
             blocks_free=max(0, space.blocks_free - owed),
             blocks_available=max(0, space.blocks_available - owed),
         )
 
-    def now(self) -> SpaceInfo:
-        """The last answer, which is asked for anew where it is old. `learn` has to come first."""
-        assert self._known is not None
-        if self._calls.clock.now() - self._known_at > SPACE_MAX_AGE_S and not self._asked:
-            self._asked = True
-            future = self._calls.submit("statfs", self._lower.space)
-            future.add_done_callback(
-                lambda f: self._answered(None if f.exception() else f.result())
-            )
-        return self._known
+    async def _renew(self) -> None:
+        """Have it asked for anew where it is old; go on with that where no answer comes."""
+        age_s = self._calls.clock.now() - self._known_at
+        # what has arrived there is not owed any more, and takes room that an older answer calls
+        # free
+        if age_s <= SPACE_MAX_AGE_S and self._owed.bytes_arrived() == self._settled_then:
+            return
+        with suppress(BackingTimeoutError):
+            await wait(self._calls.patient(self._ask(), self._patience_s, when_stuck=0.0))
 
-    def _answered(self, space: SpaceInfo | None) -> None:
+    def _ask(self) -> Future[None]:
+        """Ends when what came is known; also when none came."""
+        if self._asked is None:
+            self._asked = ended = shared()
+            call = self._calls.submit("statfs", self._lower.space)
+            call.add_done_callback(partial(self._answered, ended, self._owed.bytes_arrived()))
+            return ended
+        return self._asked
+
+    def _answered(self, ended: Future[None], settled: int, call: Future[SpaceInfo]) -> None:
         with self._lock:
-            self._asked = False
-            if space is not None:
-                self.learn(space)
+            if self._asked is ended:
+                self._asked = None
+            if call.exception() is None:
+                self._settled_then = settled
+                self.learn(call.result())
+        ended.set_result(None)

@@ -19,7 +19,7 @@ from acpfs.filesystem.admission import Admission, KnownSizes
 from acpfs.filesystem.at_once import AtOnce
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
-from acpfs.filesystem.backing_space import BackingSpace
+from acpfs.filesystem.backing_space import BackingSpace, Owed
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closes import Closes
@@ -482,7 +482,8 @@ class FileSystemParts:
             self._pools.requests,
             self.lock,
             self.files.learn_capacity,
-            self.files.owed_bytes,
+            Owed(self.files.owed_bytes, lambda: upper.log.sizes.settled_bytes),
+            self.settings.patience_s,
         )
         self.descriptors = Reserve(self.settings.allow_other, clock)
 

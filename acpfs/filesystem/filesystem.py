@@ -161,7 +161,7 @@ class FileSystem:
         if self._parts.spilling is not None:
             self._parts.spilling.begin()
         await earlier.begin()
-        return self._parts.space.now()
+        return self._parts.space.known
 
     def _take_over(self, node: Node) -> None:
         """A node that an earlier worker knew.
@@ -500,12 +500,11 @@ class FileSystem:
     # -- the whole
 
     async def statfs(self, uid: int = NO_OWNER) -> SpaceInfo:
-        """Space of the backing file system, from memory; renewed behind the answer, so that `df`
-        never waits.
+        """Space of the backing file system; where that does not answer, as it was (S43).
 
         Where a full RAM refuses writes, not more than is left there for files of that user.
         """
-        space = self._parts.space.left()
+        space = await self._parts.space.left()
         room = self._parts.room
         if room.when_full is not WhenFull.ERROR:
             return space

@@ -134,7 +134,7 @@ class Lending:
         return clean.tier_id if self._contents.is_quiet(node) else NO_TIER
 
     def _is_busy(self) -> bool:
-        return self._log.unstored_bytes > BUSY_BYTES or self._tier.waiting() > 0
+        return self._log.sizes.unstored_bytes > BUSY_BYTES or self._tier.waiting() > 0
 
 
 def _after(waits: Sequence[Future[None]], then: Callable[[], object]) -> None:

@@ -68,7 +68,7 @@ def remaining(
         beyond = max(1, len(log) - max(0, log.last_seq - until) - len(ours))
     if not any(op.parked for op in ours):
         return Remaining(
-            len(ours) + beyond, log.dirty_bytes if beyond else _bytes_of(ours), stuck=False
+            len(ours) + beyond, log.sizes.dirty_bytes if beyond else _bytes_of(ours), stuck=False
         )
     wanted = [op for op in ours if not op.is_stuck or not paths or is_below_any(path_of(op), paths)]
     stuck = bool(wanted or beyond) and all(op.is_stuck for op in ours)

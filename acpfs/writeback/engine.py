@@ -211,7 +211,7 @@ class Engine:
         What is clean does not count: in use RAM is full of it, and it leaves for whoever writes.
         """
         budget_bytes = self._tier.most_bytes() - self._tier.withheld_bytes
-        is_short = self._ops.dirty_bytes * SHORT_SHARE > budget_bytes * (SHORT_SHARE - 1)
+        is_short = self._ops.sizes.dirty_bytes * SHORT_SHARE > budget_bytes * (SHORT_SHARE - 1)
         return self._ops.is_awaited() or self._tier.has_waiting() or is_short
 
     def _resume(self) -> None:
@@ -745,7 +745,7 @@ class Engine:
             return EngineStatistics(
                 counters=replace(self._counters),
                 queued_ops=len(self._ops),
-                dirty_bytes=self._ops.dirty_bytes,
+                dirty_bytes=self._ops.sizes.dirty_bytes,
                 staged_bytes=self._staged.bytes,
                 oldest_logged_at=front[0].logged_at if front else None,
                 queue=queue_entries(front, self._listener, self._order.why, now),

@@ -282,7 +282,7 @@ def test_a_member_that_has_much_to_drain_gives_nothing(tmp_path: Path) -> None:
         opened, _attributes = await w.create(b"next")
         await w.do(w.fs.write(opened.handle, BUSY_BYTES, b"x"))  # a hole counts as it is stored
         await w.close(opened)
-        is_busy = w.log.unstored_bytes > BUSY_BYTES
+        is_busy = w.log.sizes.unstored_bytes > BUSY_BYTES
         assert (lend(w, file) is None) == is_busy
         await w.drained()
         loan = lend(w, file)

@@ -96,7 +96,7 @@ def test_what_was_committed_is_found(
 ) -> None:
     async def scenario(w: World) -> None:
         await change(w)
-        bytes_logged = w.log.dirty_bytes
+        bytes_logged = w.log.sizes.dirty_bytes
         flush = FlushFails(w)
         async with lost_answer(w, f"{call}_of_name", carried_out=carried_out):
             assert flush.failed

@@ -195,7 +195,7 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
                 w.inner.lower_view.reap(w.inner.table[made])
             kept = await w.names(directory)
             await w.do(w.fs.opendir(directory))  # somebody stands in it
-            space = w.inner.space.now()
+            space = w.inner.space.known
         hung = threading.Event()
 
         class Hung(BackingDirectory):

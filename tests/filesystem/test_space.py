@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import SpaceInfo
 from tests.filesystem.world import World, run
+from tests.rig.runtime import runtime_of
 
 pytestmark = pytest.mark.clause("S433")
 
@@ -20,8 +22,20 @@ FREE_BLOCKS = 2560
 class Disk(BackingDirectory):
     """Has as much room as is said, whatever others write to its disk."""
 
+    blocks = FREE_BLOCKS
+    asked = 0
+    hangs: threading.Event | None = None
+
     def space(self) -> SpaceInfo:
-        return SpaceInfo(4096, 1 << 20, FREE_BLOCKS, FREE_BLOCKS, 1000, 900, 255)
+        self.asked += 1
+        if self.hangs is not None:
+            self.hangs.wait()
+        return SpaceInfo(4096, 1 << 20, self.blocks, self.blocks, 1000, 900, 255)
+
+
+def disk(w: World) -> Disk:
+    assert isinstance(w.lower, Disk)
+    return w.lower
 
 
 async def free_bytes(w: World) -> int:
@@ -58,3 +72,83 @@ def test_so_it_is_for_the_next_worker(tmp_path: Path) -> None:
         assert await free_bytes(w) == 8 * MIB
 
     run(tmp_path, writes, finds, make_lower=Disk)
+
+
+@pytest.mark.clause("S43")
+def test_what_has_just_arrived_there_is_not_free_again(tmp_path: Path) -> None:
+    """Who saves, waits until it is safe, and looks before the next save."""
+
+    async def scenario(w: World) -> None:
+        await w.write(b"a save", b"x" * 2 * MIB)
+        assert await free_bytes(w) == 8 * MIB
+        await w.drained()
+        disk(w).blocks -= 512
+        asked = disk(w).asked
+        assert await free_bytes(w) == 8 * MIB
+        assert await free_bytes(w) == 8 * MIB
+        assert disk(w).asked == asked + 1, "nothing has arrived since"
+
+    run(tmp_path, scenario, make_lower=Disk, runtime=runtime_of(lambda: 1.0))
+
+
+@pytest.mark.clause("S43")
+def test_what_was_heard_long_ago_is_asked_for_anew(tmp_path: Path) -> None:
+    """Who looks once in half an hour is not told what others had left half an hour ago."""
+    now = [1.0]
+
+    async def scenario(w: World) -> None:
+        assert await free_bytes(w) == 10 * MIB
+        disk(w).blocks = 256
+        assert await free_bytes(w) == 10 * MIB
+        now[0] += 1800
+        assert await free_bytes(w) == MIB
+
+    run(tmp_path, scenario, make_lower=Disk, runtime=runtime_of(lambda: now[0]))
+
+
+@pytest.mark.clause("S43")
+def test_a_storage_that_hangs_is_asked_once_and_what_was_heard_is_told(tmp_path: Path) -> None:
+    now = [1.0]
+
+    async def scenario(w: World) -> None:
+        asked = disk(w).asked
+        disk(w).hangs = hangs = threading.Event()
+        disk(w).blocks = 256
+        now[0] += 1800
+        try:
+            assert await free_bytes(w) == 10 * MIB
+            assert await free_bytes(w) == 10 * MIB
+            assert disk(w).asked == asked + 1
+        finally:
+            hangs.set()
+        while await free_bytes(w) != MIB:  # as soon as the late answer has come
+            assert disk(w).asked <= asked + 2
+
+    run(
+        tmp_path,
+        scenario,
+        make_lower=Disk,
+        runtime=runtime_of(lambda: now[0]),
+        patience_s=0.05,
+    )
+
+
+@pytest.mark.clause("S43")
+@pytest.mark.parametrize("error", [OSError(5, "input/output error"), TimeoutError()])
+def test_a_storage_that_does_not_say_leaves_what_was_heard(
+    tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1.0]
+
+    def fails(_self: Disk) -> SpaceInfo:
+        raise error
+
+    async def scenario(w: World) -> None:
+        with monkeypatch.context() as changed:
+            changed.setattr(Disk, "space", fails)
+            now[0] += 1800
+            assert await free_bytes(w) == 10 * MIB
+        disk(w).blocks = 256
+        assert await free_bytes(w) == MIB
+
+    run(tmp_path, scenario, make_lower=Disk, runtime=runtime_of(lambda: now[0]))

@@ -555,7 +555,7 @@ class Contents:
             if (node.modified or node.kernel_writers) and not node.body.is_cold and node.body.tier
         )
         unfrozen = (max(0, node.blocks * BLOCK_BYTES - self.frozen_bytes(node)) for node in written)
-        return self._log.unstored_bytes + sum(unfrozen)
+        return self._log.sizes.unstored_bytes + sum(unfrozen)
 
     # -- bytes
 

@@ -31,6 +31,7 @@ from acpfs.writeback.log.op_rows import (
     version_row,
 )
 from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.sizes import VersionSizes
 from acpfs.writeback.log.stages import Aside, Stage, Step
 from acpfs.writeback.log.waiters import Waiter, Waiters
 
@@ -103,14 +104,7 @@ class OperationLog:
         """Operations are stamped with it."""
         self._saved_counters = (0, 0)
         self._followers: list[tuple[Callable[[Op], None], Callable[[], None]]] = []
-        self.dirty_bytes = 0
-        """Sum of the sizes of all versions in the log."""
-        self.unstored_bytes = 0
-        """Of these, what the backing directory has not got yet: not in a staging file that is
-        whole.
-        """
-        self._sizes: dict[VersionId, tuple[int, int]] = {}
-        """As they count in both; a version may become longer."""
+        self.sizes = VersionSizes()
         self._left_out = 0
         state.create(DDL)
         self.needs = Needs(state)
@@ -339,22 +333,10 @@ class OperationLog:
         self._handed_out.setdefault(op.ino, {})[op.seq] = op
 
     def save_version(self, version: Version) -> None:
-        if version.vid in self._sizes:
-            self._count(version)
+        if version.vid in self.sizes:
+            self.sizes.count(version)
         self._state.change(SAVE_VERSION, version_row(version))
         version.changed = self._state.changes
-
-    def _count(self, version: Version) -> None:
-        self._count_out(version.vid)
-        unstored = 0 if version.is_staged or not version.is_local else version.size
-        self._sizes[version.vid] = (version.size, unstored)
-        self.dirty_bytes += version.size
-        self.unstored_bytes += unstored
-
-    def _count_out(self, vid: VersionId) -> None:
-        size, unstored = self._sizes.pop(vid, (0, 0))
-        self.dirty_bytes -= size
-        self.unstored_bytes -= unstored
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
@@ -380,7 +362,7 @@ class OperationLog:
         if self._replaced.pop(op.seq, None) is not None:
             self._state.change("DELETE FROM replaces WHERE seq = ?", (op.seq,))
         if op.version is not None:
-            self._count_out(op.version.vid)
+            self.sizes.count_out(op.version.vid)
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
         if not op.committed:
             self._left_out = self._state.changes
@@ -730,7 +712,7 @@ class OperationLog:
         if op.begun and not op.committed:
             self._in_doubt[op.seq] = op
         if op.version is not None:
-            self._count(op.version)
+            self.sizes.count(op.version)
         for directory, _name in op.touches():
             self._by_directory[directory] += 1
 

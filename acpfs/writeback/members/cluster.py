@@ -331,7 +331,7 @@ class Cluster:
             lost=self._own.lost,
             heartbeat_s=self._pace.heartbeat_s,
             operations=len(self._log),
-            dirty_bytes=self._log.dirty_bytes,
+            dirty_bytes=self._log.sizes.dirty_bytes,
             withheld=len(self._gate.withheld()),
             holds=self._holds(),
             errors=tuple(filter(None, (self._own.rivalry, self._error))),
