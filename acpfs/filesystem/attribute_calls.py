@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from collections.abc import Mapping
 
 from acpfs.backing import posix_acl
 from acpfs.backing.attributes import FSYNC_XATTR, NEEDS_XATTR
@@ -265,9 +266,9 @@ class AttributeCalls:
         """
         while node.names:
             node = self._table[node.names[0][0]]
-            value = (node.xattrs or {}).get(FSYNC_XATTR)
-            if value is not None:
-                return self._is_durable(FsyncMode(value.decode()))
+            mode = _mode_in(node.xattrs or {})
+            if mode is not None:
+                return self._is_durable(mode)
         return self._is_durable(self._settings.fsync)
 
     def _is_durable(self, mode: FsyncMode) -> bool:
@@ -287,9 +288,17 @@ class AttributeCalls:
     async def fsync_mode_in(self, node: Node) -> FsyncMode:
         """What fsync means in a directory."""
         while True:
-            value = (await self._view.peek_xattrs(node)).get(FSYNC_XATTR)
-            if value is not None:
-                return FsyncMode(value.decode())
+            mode = _mode_in(await self._view.peek_xattrs(node))
+            if mode is not None:
+                return mode
             if not node.names:
                 return self._settings.fsync
             node = self._table[node.names[0][0]]
+
+
+def _mode_in(xattrs: Mapping[bytes, bytes]) -> FsyncMode | None:
+    """What a directory says; None: nothing, or what nobody here knows: it may have been set beside
+    acpfs, or by a newer one.
+    """
+    value = xattrs.get(FSYNC_XATTR)
+    return next((mode for mode in FsyncMode if mode.value.encode() == value), None)

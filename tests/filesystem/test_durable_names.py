@@ -362,3 +362,37 @@ def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_dire
             return opened.lane
 
     assert [trio.run(lane), trio.run(lane)] == [Lane.PASSTHROUGH, Lane.DIRECT]
+
+
+@pytest.mark.clause("S593")
+@pytest.mark.parametrize("value", [b"of-a-newer-acpfs", b"\xff\xfe", b"", b"Durable"])
+@pytest.mark.parametrize("above", [b"durable", None])
+def test_a_mode_that_nobody_here_knows_is_none(
+    tmp_path: Path, value: bytes, above: bytes | None
+) -> None:
+    """Whoever may write to the backing directory can set one there, and so can a newer acpfs."""
+    (tmp_path / "backing/top/run").mkdir(parents=True)
+    os.setxattr(tmp_path / "backing/top/run", FSYNC_XATTR, value)
+    if above is not None:
+        os.setxattr(tmp_path / "backing/top", FSYNC_XATTR, above)
+
+    async def main() -> None:
+        async with world(tmp_path, hold=False) as w:
+            await scenario(w)
+
+    async def scenario(w: World) -> None:
+        top = (await w.do(w.fs.lookup(ROOT, b"top"))).ino
+        run_ = (await w.do(w.fs.lookup(top, b"run"))).ino
+        opened, attributes = await w.do(w.fs.create(run_, b"f", 0o644, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"bytes"))
+        await w.do(w.fs.fsync(opened.handle, False))
+        in_order = not (tmp_path / "backing/top/run/f").exists()
+        assert in_order is (above is None)
+        await sync(w, run_)
+        await w.close(opened)
+        again = await w.do(w.fs.open(attributes.ino, os.O_WRONLY | os.O_APPEND, CALLER))
+        await w.close(again)
+        await w.drained()
+        assert os.getxattr(tmp_path / "backing/top/run", FSYNC_XATTR) == value
+
+    trio.run(main)
