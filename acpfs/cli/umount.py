@@ -124,8 +124,8 @@ def _wait_for_end(record: MountRecord) -> None:
     "--leave",
     is_flag=True,
     help=(
-        "Unmount even if not everything is persisted; the rest stays in the RAM tier for the "
-        "next mount."
+        "When --timeout is over, unmount even if not everything is persisted; the rest stays in "
+        "the RAM tier for the next mount. Without --timeout it waits for all of it."
     ),
 )
 @click.option(

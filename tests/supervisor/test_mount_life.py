@@ -222,6 +222,53 @@ def test_a_mount_that_a_container_has_is_not_waited_for(
     assert mount.leaks() == []
 
 
+@pytest.mark.clause("S21", "S594")
+@pytest.mark.transports("native-passthrough", "native-direct", "libfuse")
+def test_a_container_that_stays_keeps_the_mount_from_no_end_and_no_new_one(
+    make_mount: MakeMount, transport: str, backing: Path
+) -> None:
+    """It has the mount in a namespace of its own, which nothing here reaches: a worker is replaced
+    beside it, SIGTERM ends the mount, and another one comes; it is told that its own is dead.
+    """
+    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    (mount.path / "f").write_bytes(b"saved")
+    script = 'while read -r name; do cat "$0/$name" || echo none; echo; done'
+    command = namespace("sh", "-c", script, str(mount.path), kept=mount.path)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as container:
+        assert container.stdin is not None
+        assert container.stdout is not None
+
+        def seen(name: str) -> str:
+            print(name, file=container.stdin, flush=True)
+            return str(container.stdout.readline()).strip()  # type: ignore[union-attr]
+
+        try:
+            assert seen("f") == "saved"
+            if transport != "libfuse":  # whose mount ends with its worker
+                mount.kill_worker()
+                assert seen("f") == "saved"
+            (mount.path / "g").write_bytes(b"behind it")
+            supervisor = mount.supervisor
+            mount.terminate()
+            mount.wait_ended(supervisor)
+            assert (backing / "g").read_bytes() == b"behind it"
+            assert not is_mounted(mount.path)
+            assert seen("f") == "none", "that mount is dead, and says so"
+            container.stdout.readline()
+            mount.start()
+            (mount.path / "h").write_bytes(b"anew")
+            mount.flush()
+            assert (backing / "h").read_bytes() == b"anew"
+            assert seen("f") == "none"
+            mount.umount()
+            assert container.poll() is None
+        finally:
+            container.kill()
+    assert mount.leaks() == []
+
+
 @pytest.mark.clause("S442")
 @pytest.mark.transports("native", "libfuse")
 def test_a_mount_that_an_overlay_shows_is_in_use(
