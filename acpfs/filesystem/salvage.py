@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.ram.migration import migrate
-from acpfs.ram.state import STATE_VERSION
+from acpfs.ram.state import HELD_VERSION, STATE_VERSION
 from acpfs.types import ROOT
 from acpfs.writeback.log.ops import Metadata, OpKind, VersionState
 
@@ -71,7 +71,7 @@ def salvage(
         read_into(db)
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("BEGIN")
-        migrate(db, STATE_VERSION, journal)
+        migrate(db, HELD_VERSION, journal)
         found = _Salvage(db, size_of).run()
         db.execute(f"PRAGMA user_version={STATE_VERSION}")
         db.execute("COMMIT")

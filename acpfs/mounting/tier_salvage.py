@@ -24,7 +24,7 @@ from acpfs.control.runtime import places_to_look
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.ram.migration import migrate
 from acpfs.ram.place import DATA, STATE_FILE
-from acpfs.ram.state import STATE_VERSION, lost
+from acpfs.ram.state import HELD_VERSION, lost
 from acpfs.types import ROOT
 
 NAMED = "files"
@@ -131,7 +131,7 @@ def _names(
                     shutil.copy(tier / name, copy.with_name(name))
             with contextlib.closing(sqlite3.connect(copy)) as db:
                 damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-                migrate(db, STATE_VERSION, tier)
+                migrate(db, HELD_VERSION, tier)
                 why = why or ("" if damage == "ok" else damage)
                 return why, _claims(db, everything=everything or bool(why))
         except (OSError, sqlite3.Error, ValueError, TypeError) as error:

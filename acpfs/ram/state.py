@@ -45,6 +45,10 @@ STATE_VERSION = 3
 
 A worker refuses a state that is newer than itself, and brings up one that is older (`migration`).
 """
+HELD_VERSION = 4
+"""The same tables, of a tier that may hold something for other members: an acpfs that knows nothing
+but files among its bytes has to be refused.
+"""
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any], bool]
@@ -212,6 +216,8 @@ class StateDatabase:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=OFF")
         self._open = False
+        self._version = STATE_VERSION
+        """Of the format, as it is written."""
         self._is_trial = False
         """The open transaction has brought up an older format, and is not committed before
         `accept`.
@@ -243,7 +249,7 @@ class StateDatabase:
         """
         if not _has_write_ahead_log(self.path):
             with contextlib.suppress(sqlite3.OperationalError):
-                self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
+                self._db.execute(f"PRAGMA user_version={self._version}")
         if _has_write_ahead_log(self.path):
             with contextlib.suppress(OSError):
                 _in_use(self.path).touch(mode=0o600)
@@ -263,25 +269,34 @@ class StateDatabase:
         return copy
 
     def _check_version(self) -> None:
-        found = version_of(self._db, STATE_VERSION, self.path)
-        if (
-            found != STATE_VERSION
-        ):  # a worker that takes over must come to serve where nothing can be written
-            if found:
-                self._begin()
-                self._is_trial = True
-                migrate(self._db, STATE_VERSION, self.path)
-            self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
+        found = version_of(self._db, HELD_VERSION, self.path)
+        if found >= STATE_VERSION:
+            # a worker that takes over must come to serve where nothing can be written
+            self._version = found
+            return
+        if found:
+            self._begin()
+            self._is_trial = True
+            migrate(self._db, HELD_VERSION, self.path)
+        self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
 
-    def accept(self) -> None:
+    def accept(self, *, holds: bool = False) -> None:
         """All layers have read what the last worker left, and this one goes on with it.
 
-        Until then nothing is written to a state of an older format: if this worker does not come to
-        serve, the older one takes over again.
+        `holds`: its tier may hold something for other members from now on. Until then nothing is
+        written to a state of an older format: if this worker does not come to serve, the older one
+        takes over again.
         """
         self._is_trial = False
         self.commit()
         self._mark_in_use()
+        version = HELD_VERSION if holds else STATE_VERSION
+        if version != self._version:
+            # where nothing can be written it stays as it was: then an older acpfs does not
+            # understand what is held, and ends without this sentence
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute(f"PRAGMA user_version={version}")
+                self._version = version
 
     def create(self, ddl: str) -> None:
         """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer.

@@ -27,7 +27,7 @@ from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.quirks import Features
 from acpfs.backing.rivals import Rival
-from acpfs.config import AUTO, Settings
+from acpfs.config import AUTO, OFF, Settings
 from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
 from acpfs.exchange.beside import Exchange
@@ -296,7 +296,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             manifest,
             directory,
         )
-        state.accept()
+        state.accept(holds=settings.listens != OFF or holding.has_place())
         mirroring.begin(
             inner.spill
         )  # after the last table was created: the journal begins with a copy of them all

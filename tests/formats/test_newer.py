@@ -21,7 +21,7 @@ from acpfs.mounting import tier_salvage
 from acpfs.ram.kept import KEPT_VERSION, Kept
 from acpfs.ram.place import DATA, STATE_FILE
 from acpfs.ram.spill_directory import SpillDirectory
-from acpfs.ram.state import STATE_VERSION, StateDatabase
+from acpfs.ram.state import HELD_VERSION, StateDatabase
 from acpfs.supervisor import mount_state
 from acpfs.supervisor.fallthrough import BypassedMount, _read
 from acpfs.supervisor.mount_state import MountState
@@ -60,14 +60,14 @@ def of_next_version(state: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(state)) as db:
         db.execute("CREATE TABLE op (seq INTEGER PRIMARY KEY, other TEXT)")
         db.execute("INSERT INTO op VALUES (1, 'news')")
-        db.execute(f"PRAGMA user_version={STATE_VERSION + 1}")
+        db.execute(f"PRAGMA user_version={HELD_VERSION + 1}")
         db.commit()
     return content(state)
 
 
 def test_a_state_is_not_opened(tmp_path: Path) -> None:
     before = of_next_version(tmp_path / STATE_FILE)
-    with pytest.raises(RefusedError, match=says(STATE_VERSION)):
+    with pytest.raises(RefusedError, match=says(HELD_VERSION)):
         StateDatabase(tmp_path / STATE_FILE, REAL)
     assert content(tmp_path / STATE_FILE) == before
 
@@ -78,7 +78,7 @@ def test_a_tier_is_not_salvaged_by_half(tmp_path: Path) -> None:
     (tier / DATA).mkdir(parents=True)
     (tier / DATA / "1").write_bytes(b"bytes")
     before = of_next_version(tier / STATE_FILE)
-    with pytest.raises(RefusedError, match=says(STATE_VERSION)):
+    with pytest.raises(RefusedError, match=says(HELD_VERSION)):
         tier_salvage.salvage(tier, tmp_path / "target")
     assert list((tmp_path / "target").iterdir()) == []
     assert content(tier / STATE_FILE) == before
@@ -94,7 +94,7 @@ def test_a_mirrors_journal_does_not_become_a_state(tmp_path: Path) -> None:
     files = list((tmp_path / "spill").iterdir())
     before = [path.read_bytes() for path in files]
     read = partial(read_into, tmp_path / "spill", "token")
-    with pytest.raises(RefusedError, match=says(STATE_VERSION)):
+    with pytest.raises(RefusedError, match=says(HELD_VERSION)):
         salvage(read, tmp_path / "spill", tmp_path / STATE_FILE, lambda _name: -1)
     assert not (tmp_path / STATE_FILE).exists()
     assert [path.read_bytes() for path in files] == before

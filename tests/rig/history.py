@@ -23,16 +23,19 @@ def _git(*words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def before_state_version(version: int) -> str:
-    """The commit before the one that brought this format of the state."""
-    found = _git(
-        "log", "--format=%H", f"-SSTATE_VERSION = {version}", "--", "acpfs/ram/state.py"
-    ).splitlines()
+def before(text: str, path: str) -> str:
+    """The commit before the one that brought this text to a file."""
+    found = _git("log", "--format=%H", f"-S{text}", "--", path).splitlines()
     if not found or not (
         parent := _git("rev-parse", "--verify", "--quiet", f"{found[-1]}~1^{{commit}}")
     ):
-        pytest.skip(f"this checkout's history does not go back to before state version {version}")
+        pytest.skip(f"this checkout's history does not go back to before {text!r}")
     return parent
+
+
+def before_state_version(version: int) -> str:
+    """The commit before the one that brought this format of the state."""
+    return before(f"STATE_VERSION = {version}", "acpfs/ram/state.py")
 
 
 def commit_before() -> str:

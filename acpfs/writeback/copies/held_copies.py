@@ -113,6 +113,12 @@ class HeldCopies:
 
     # -- what is here
 
+    def has_place(self) -> bool:
+        """Whether something may be held here already; an empty place is taken away."""
+        with contextlib.suppress(OSError):
+            self._held_at.rmdir()
+        return self._held_at.exists()
+
     def _take_up(self) -> None:
         for left in self._held_at.glob("seed-*"):
             left.unlink(missing_ok=True)  # of our own, by a worker that was killed
