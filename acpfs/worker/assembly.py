@@ -232,7 +232,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         place.warnings += reached.warnings
         directory_of_members = MemberDirectory(lambda: cluster, given.clock)
         upper = UpperLayer(state, tier, operations, tree, given)
-        holding = HeldCopies(tier, upper.lock, identity.volume_id, settings.copies_ram, given.clock)
+        holding = HeldCopies(tier, upper.lock, identity.volume_id, settings.copies_ram, given)
         exchange = exchanging.exchange(
             reached, directory_of_members, lambda: inner.lending, given, lambda: holding
         )

@@ -1,7 +1,9 @@
-"""Looks after what this member holds for others: a session of which nobody speaks any more goes,
-unless it is the one that counts, by the mark of its origin on the backing directory.
+"""Looks after what this member holds for others: deletes what is not needed any more, when that is
+said; and a session of which nobody speaks any more goes, unless it is the one that counts, by the
+mark of its origin on the backing directory.
 
-In a thread of its own, as the backing directory may hang.
+In threads of its own, as a tmpfs takes its time for large files, and the backing directory may
+hang: a mark that cannot be read keeps no RAM.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ class HeldCopiesWatch:
     def begin(self) -> None:
         """Look from now on."""
         self._threads.start("held copies", self._run)
+        self._threads.start("what was held", self._delete)
 
     def close(self) -> None:
         """The mount ends."""
         self._stopping.set()
+        self._holding.bell.set()
+
+    def _delete(self) -> None:
+        while not self._stopping.is_set():
+            self._holding.bell.clear()  # first: what is said from here on rings again
+            self._holding.delete_gone()
+            self._holding.bell.wait()
 
     def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            self._holding.delete_gone()
-            is_over = self._stopping.wait(LOOK_S)
-            for origin in () if is_over else self._holding.idle():
+        while not self._stopping.wait(LOOK_S):
+            for origin in self._holding.idle():
                 self._look(origin)
 
     def _look(self, origin: str) -> None:

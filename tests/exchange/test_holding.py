@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from threading import RLock, Thread
+from threading import Event, RLock, Thread, current_thread
 from typing import Any
 
 import pytest
 
 from acpfs.ram.tier import HELD, Tier
-from acpfs.worker import held_copies_watch
 from acpfs.worker.held_copies_watch import HeldCopiesWatch
 from acpfs.writeback.copies.held_copies import FILES_MAX, SESSIONS_MAX, HeldCopies
 from tests.rig.runtime import REAL
@@ -26,7 +25,7 @@ SESSION = "0123456789abcdef"
 
 def made(tmp_path: Path, budget: int | str = "50%", ram: int = 64 * MIB) -> tuple[HeldCopies, Tier]:
     tier = Tier(tmp_path, ram, REAL)
-    return HeldCopies(tier, RLock(), VOLUME, budget, REAL.clock), tier
+    return HeldCopies(tier, RLock(), VOLUME, budget, REAL), tier
 
 
 def begun(tmp_path: Path, **changes: Any) -> tuple[HeldCopies, Tier]:
@@ -66,8 +65,10 @@ def test_every_byte_is_counted_and_given_back(tmp_path: Path) -> None:
     (told,) = holding.statistics()
     assert (told.origin, told.files, told.bytes) == ("n1", 2, tier.held_bytes)
     assert holding.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    holding.delete_gone()
     assert tier.held_bytes == 4096
     assert holding.heed("n1", {"what": "release", "session": SESSION})["ok"]
+    holding.delete_gone()
     assert tier.held_bytes == 0
     assert list((tmp_path / "data" / HELD).rglob("*")) == []
 
@@ -82,6 +83,7 @@ def test_what_it_gives_is_bounded_and_our_own_writers_come_first(tmp_path: Path)
     assert not tier.reserve_nowait(61 * MIB)
     tier.reserve(61 * MIB)  # somebody waits
     assert holding.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    holding.delete_gone()
     assert tier.reserved_bytes == 61 * MIB  # and was served at once
     tier.release(1 * MIB)
     assert put(holding, COPY, 4 * MIB) == ""
@@ -221,6 +223,7 @@ def test_a_session_that_counts_no_more_goes_and_one_that_does_stays(tmp_path: Pa
     holding.judge("n1", lambda token: token == SESSION)
     assert tier.held_bytes == MIB
     holding.judge("n1", lambda _token: False)
+    holding.delete_gone()
     assert tier.held_bytes == 0
     assert holding.statistics() == []
 
@@ -236,9 +239,10 @@ def test_a_worker_that_died_in_the_middle_leaves_nothing_that_stops_the_next_one
     (held / ".gone-7" / "acpfs-x").mkdir(parents=True)
     (held / ".gone-7" / "acpfs-x" / COPY).write_bytes(b"x" * 100)
     (held / ".gone-8").write_bytes(b"x" * 100)
-    again = HeldCopies(tier, RLock(), VOLUME, "50%", REAL.clock)
+    again = HeldCopies(tier, RLock(), VOLUME, "50%", REAL)
     assert put(again, COPY, 100) == ""
     assert again.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    again.delete_gone()
     assert [path.name for path in held.iterdir()] == ["n1"]
 
 
@@ -249,7 +253,7 @@ def test_what_goes_is_deleted_without_the_lock_and_counted_until_it_is_away(
     """A tmpfs needs a while for many or large files, and each request waits for the lock."""
     tier = Tier(tmp_path, 64 * MIB, REAL)
     lock = RLock()
-    holding = HeldCopies(tier, lock, VOLUME, "50%", REAL.clock)
+    holding = HeldCopies(tier, lock, VOLUME, "50%", REAL)
     assert holding.heed("n1", {"what": "begin", "session": SESSION})["ok"] is True
     assert put(holding, COPY, MIB) == ""
     assert put(holding, f"mirror-{SESSION}.log", 10) == ""
@@ -273,16 +277,57 @@ def test_what_goes_is_deleted_without_the_lock_and_counted_until_it_is_away(
     monkeypatch.setattr(Path, "unlink", look(Path.unlink))
     monkeypatch.setattr(shutil, "rmtree", look(shutil.rmtree))
     assert holding.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+    holding.delete_gone()
     assert holding.heed("n1", {"what": "release", "session": SESSION})["ok"]
+    holding.delete_gone()
     assert seen == [(True, MIB + 4096), (True, 4096)]
     assert tier.held_bytes == 0
 
 
-@clause("S587")
-def test_what_was_adopted_goes_though_nobody_says_another_word(
+@clause("S600")
+def test_a_delete_that_takes_long_holds_up_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_copies_watch, "LOOK_S", 0.05)
+    """All members are answered in one thread. Whoever looks after what is held deletes, and goes on
+    though the backing directory hangs.
+    """
+    holding, tier = begun(tmp_path)
+    assert put(holding, COPY, MIB) == ""
+    assert put(holding, f"mirror-{SESSION}.log", 10) == ""
+    answers = current_thread()
+    is_deleting = Event()
+    go_on = Event()
+
+    def blocks(delete: Any) -> Any:
+        def deletes(path: Any, *more: Any, **options: Any) -> None:
+            assert current_thread() is not answers, "deleted where members are answered"
+            is_deleting.set()
+            go_on.wait()
+            delete(path, *more, **options)
+
+        return deletes
+
+    monkeypatch.setattr(Path, "unlink", blocks(Path.unlink))
+    monkeypatch.setattr(shutil, "rmtree", blocks(shutil.rmtree))
+    watch = HeldCopiesWatch(holding, MemoryLower(), REAL)
+    watch.begin()
+    try:
+        assert holding.heed("n1", {"what": "remove", "session": SESSION, "names": [COPY]})["ok"]
+        is_deleting.wait()
+        assert holding.heed("n1", {"what": "clock", "session": SESSION, "clock": 1.0})["ok"]
+        assert holding.heed("n1", {"what": "release", "session": SESSION})["ok"]
+        assert tier.held_bytes == MIB + 4096
+        go_on.set()
+        until(lambda: tier.held_bytes == 0, "it is deleted", 60)
+    finally:
+        go_on.set()
+        watch.close()
+
+
+@clause("S587")
+def test_what_was_adopted_goes_though_nobody_says_another_word(
+    tmp_path: Path,
+) -> None:
     holding, tier = begun(tmp_path)
     watch = HeldCopiesWatch(holding, MemoryLower(), REAL)
     watch.begin()

@@ -44,7 +44,7 @@ class Network:
         place = self._directory / node
         place.mkdir()
         tier = Tier(place, 64 * MIB, REAL)
-        self.holdings[node] = HeldCopies(tier, RLock(), VOLUME, budget, REAL.clock)
+        self.holdings[node] = HeldCopies(tier, RLock(), VOLUME, budget, REAL)
         self.domains[node] = domain or node
         return self.holdings[node]
 

@@ -9,7 +9,8 @@ Everything that comes is somebody else's word: names have a form, files a place 
 whoever has shown the key of that node, and all together a budget. Nothing that is held is read,
 carried out or shown here; whoever adopts it does. A session that nobody speaks of any more goes
 when the mark of its origin names another one (`judge`). Thread-safe. Its books are under the file
-system's lock; what goes is deleted without it, since a tmpfs needs a while for large files.
+system's lock. What goes is renamed, and deleted later in a thread of its own (`delete_gone`, by
+`bell`): a tmpfs needs a while for large files, and all members wait for the exchange's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from acpfs.config import share_of
 from acpfs.exchange.exchange_records import PUT_BYTES_MAX, Message, whole_number
 from acpfs.logger import get_logger
 from acpfs.ram.tier import HELD, Tier
-from acpfs.runtime.clock import Clock
+from acpfs.runtime.given import Runtime
 
 SESSIONS_MAX = 64
 """Of all origins together."""
@@ -95,14 +96,16 @@ class HeldCopies:
     """See above; implements `acpfs.exchange.beside.CopyKeeper`."""
 
     def __init__(
-        self, tier: Tier, lock: RLock, volume: str, budget: int | str, clock: Clock
+        self, tier: Tier, lock: RLock, volume: str, budget: int | str, runtime: Runtime
     ) -> None:
         """Takes up what an earlier worker held. `budget`: bytes, or a share of the tier's."""
         self._volume = volume
         self._tier = tier
         self._lock = lock
         self._budget = budget
-        self._now = clock.now
+        self._now = runtime.clock.now
+        self.bell = runtime.threads.event()
+        """Rung when something is to be deleted."""
         self._held_at = tier.directory / "data" / HELD
         self._sessions: dict[tuple[str, str], CopySession] = {}
         self._going: list[tuple[Path, int]] = []
@@ -125,7 +128,7 @@ class HeldCopies:
         if not self._held_at.is_dir():
             return
         for left in self._held_at.glob(f"{_GONE}*"):
-            self._going.append((left, 0))  # not counted, and not waited for: a takeover is short
+            self._goes(left, 0)  # not counted, and not waited for: a takeover is short
             self._gone_count = max(self._gone_count, int(left.name.removeprefix(_GONE)))
         for path in sorted(self._held_at.glob("[!.]*/*")):
             session = CopySession(path.parent.name, path.name, path, heard_at=self._now())
@@ -181,7 +184,6 @@ class HeldCopies:
                 raise RefusedWordError("that is no word about copies")
             with self._lock:
                 answer = self._heed(origin, said)
-            self.delete_gone()
         except (RefusedWordError, ValueError) as error:
             self.refusals += 1
             return {"refused": str(error)}
@@ -264,7 +266,7 @@ class HeldCopies:
             gone = self._gone()
             with contextlib.suppress(FileNotFoundError):
                 (session.files_at(self._volume) / name).rename(gone)
-            self._going.append((gone, size))
+            self._goes(gone, size)
         return {"ok": True}
 
     def _gone(self) -> Path:
@@ -272,8 +274,15 @@ class HeldCopies:
         self._gone_count += 1
         return self._held_at / f"{_GONE}{self._gone_count}"
 
+    def _goes(self, gone: Path, size: int) -> None:
+        """It is deleted soon, and has `size` bytes of the budget until then."""
+        self._going.append((gone, size))
+        self.bell.set()
+
     def delete_gone(self) -> None:
-        """What is to go, without the lock: not for who has it. Who comes meanwhile helps."""
+        """What is to go, without the lock: not for who has it, nor for the exchange's thread. Who
+        comes meanwhile helps.
+        """
         while True:
             with self._lock:
                 if not self._going:
@@ -371,7 +380,7 @@ class HeldCopies:
         self._sessions.pop((session.origin, session.token), None)
         gone = self._gone()
         session.path.rename(gone)
-        self._going.append((gone, session.bytes))
+        self._goes(gone, session.bytes)
         session.files.clear()
         with contextlib.suppress(OSError):
             session.path.parent.rmdir()
@@ -397,7 +406,6 @@ class HeldCopies:
                 if idle and not one.is_frozen and not counts(one.token):
                     log.info("a copy that counts no more is dropped", origin=origin)
                     self._drop(one)
-        self.delete_gone()
 
 
 def held_scratch(tier: Tier) -> Path:
