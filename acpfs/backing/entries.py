@@ -51,8 +51,8 @@ class Entries:
         return (*root, *self.staging, leaf)
 
     def make_own(self) -> None:
-        """Make `.acpfs/{kept/<node>,areas,manifest,nodes}`, as far as it is not there; the staging
-        directory is made by `terms` alone.
+        """Make `.acpfs/{kept/<node>,areas,journals,manifest,mirrors,nodes}`, as far as it is not
+        there; the staging directory is made by `terms` alone.
 
         Raises:
             OSError: EPERM where somebody else has made what is to be this node's alone.
@@ -60,6 +60,7 @@ class Entries:
         for path, mode in (
             ((OWN,), 0o755),
             ((OWN, b"areas"), 0o755),
+            ((OWN, b"journals"), 0o700),  # of all names, also in directories that are private
             ((OWN, b"manifest"), 0o755),
             ((OWN, b"mirrors"), 0o755),
             ((OWN, b"nodes"), 0o755),

@@ -32,6 +32,10 @@ MIRRORS = b"mirrors"
 """Directory of marks, by node id: whose RAM tier is mirrored on a disk
 (`writeback.sources.mirror`).
 """
+JOURNALS = b"journals"
+"""Directory of journals that are on the storage, by node id, a plus sign and more
+(`writeback.copies.on_storage`).
+"""
 WITHDRAWN = b"{}\n"
 """A mark that says that there is no mirror (any more)."""
 
@@ -224,6 +228,9 @@ def _remove(
         _remove_directories(directory, node, area)
     directory.remove_own((b"areas", node))
     directory.remove_claims(node)
+    for name in directory.list_own((JOURNALS,)):
+        if name.partition(b"+")[0] == node:
+            directory.remove_own((JOURNALS, name))
     _remove_directories(directory, node, ())
 
 

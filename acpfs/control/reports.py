@@ -164,11 +164,13 @@ class CopiesReport:
     """What another node holds of this mount (`copies`): what its loss would leave."""
 
     state: str
-    """on, seeding (the copy is being begun), or off, and `why`."""
+    """on, seeding (the copy is being begun), away (the holder is out of reach: what it has can be
+    adopted, and what was closed since has no copy), or off, and `why`.
+    """
     why: str | None
-    """Why it is off or being begun."""
+    """Why it is off, away or being begun."""
     holder: str | None
-    """The node that holds the copy."""
+    """The node that holds the copy; where it is out of reach, that has what was copied before."""
     until: int
     """Operations up to this number would be drained from there; what follows would be lost with
     this node.

@@ -43,7 +43,11 @@ class Salvaged:
     lost_names: list[str] = field(default_factory=list)
     """Of files among them, the first ones."""
     lost_since: float | None = None
-    """When the first of them was logged, wall clock; None: nothing is lost."""
+    """When the first of them was logged, or what one of them stands for, wall clock; None: nothing
+    is lost.
+    """
+    known_until: float = 0.0
+    """What was logged before then is in the journal, by the clock that it was logged with."""
 
 
 def salvage(
@@ -83,6 +87,7 @@ class _Salvage:
     def __init__(self, db: sqlite3.Connection, size_of: Callable[[str], int]) -> None:
         db.row_factory = sqlite3.Row
         self._db = db
+        db.execute("CREATE TABLE IF NOT EXISTS spilled_before (vid, name, size, digest)")
         self._size_of = size_of
         self._children: dict[tuple[int, bytes], int] = {}
         self._found = Salvaged()
@@ -92,6 +97,7 @@ class _Salvage:
 
     def run(self) -> Salvaged:
         self._keep_counters()
+        self._look_how_far()
         ops = self._cut()
         needed = self._needed(ops)
         self._drop_others(needed)
@@ -116,6 +122,13 @@ class _Salvage:
             largest = max(self._rows(sql)[0][0] or 0, known[0][0] if known else 0)
             self._db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, largest))
 
+    def _look_how_far(self) -> None:
+        """A step is in the journal with all that was logged before it: whatever time it names."""
+        for sql in ("SELECT max(last) FROM node_clock", "SELECT max(logged_at) FROM op"):
+            with contextlib.suppress(sqlite3.OperationalError):  # an older acpfs had no such table
+                found = self._rows(sql)[0][0]
+                self._found.known_until = max(self._found.known_until, found or 0.0)
+
     # -- the log
 
     def _cut(self) -> list[sqlite3.Row]:
@@ -133,7 +146,7 @@ class _Salvage:
         stores = [op for op in later if op["kind"] == OpKind.STORE.value]
         gone = [op["seq"] for op in later if op["seq"] not in changes]
         self._found.operations = len(kept)
-        self._found.lost_since = later[0]["logged_at"] if later else None
+        self._found.lost_since = self._lost_since(later) if later else None
         self._found.lost = len({*gone, *(op["seq"] for op in stores)})
         self._found.lost_names = [os.fsdecode(op["name"]) for op in stores[:NAMES_MAX]]
         self._db.executemany("DELETE FROM op WHERE seq = ?", [(seq,) for seq in gone])
@@ -141,7 +154,16 @@ class _Salvage:
             "DELETE FROM version WHERE vid NOT IN (SELECT vid FROM op WHERE vid IS NOT NULL)"
         )
         self._db.execute("DELETE FROM spilled WHERE vid NOT IN (SELECT vid FROM version)")
+        self._db.execute("DROP TABLE spilled_before")  # the others lie where this was not found
         return self._rows("SELECT * FROM op ORDER BY seq")
+
+    def _lost_since(self, later: list[sqlite3.Row]) -> float:
+        """When the first of them was logged, or what one of them replaced in the log."""
+        seqs = {op["seq"] for op in later}
+        replaced = [
+            row["since"] for row in self._rows("SELECT * FROM replaces") if row["seq"] in seqs
+        ]
+        return float(min([later[0]["logged_at"], *replaced]))
 
     def _changes_of_attributes(self, kept: list[sqlite3.Row], later: list[sqlite3.Row]) -> set[int]:
         """Numbers of those that came later, and are kept all the same, without times.
@@ -223,10 +245,17 @@ class _Salvage:
     def _has_bytes(self, vid: int) -> bool:
         """Settle where a version's bytes are now."""
         (version,) = self._rows("SELECT * FROM version WHERE vid = ?", vid)
-        copies = self._rows("SELECT * FROM spilled WHERE vid = ?", vid)
-        copy = (
-            copies[0] if copies and self._size_of(copies[0]["name"]) == copies[0]["size"] else None
+        # each place has names of its own: of several copies one lies here
+        copies = self._rows(
+            "SELECT * FROM spilled WHERE vid = ? UNION ALL "
+            "SELECT * FROM spilled_before WHERE vid = ?",
+            vid,
+            vid,
         )
+        here = (one for one in copies if self._size_of(one["name"]) == one["size"])
+        copy = next(here, None)
+        if copy is not None:
+            self._db.execute("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)", tuple(copy))
         is_staged = version["state"] in _STAGED and version["staging_name"]
         if is_staged and (copy is None or copy["size"] != version["size"]):
             self._db.execute("DELETE FROM spilled WHERE vid = ?", (vid,))

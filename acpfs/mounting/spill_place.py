@@ -23,14 +23,10 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.writeback.copies.held_copies import held_scratch
+from acpfs.writeback.copies.member_journals import MemberJournals
 from acpfs.writeback.copies.on_disk import DiskCopies, DiskPlace
-from acpfs.writeback.copies.on_member import (
-    RECORDED,
-    HolderCandidate,
-    MemberJournals,
-    MemberPlace,
-    Words,
-)
+from acpfs.writeback.copies.on_member import RECORDED, HolderCandidate, MemberPlace, Words
+from acpfs.writeback.copies.on_storage import StoredJournals
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.sources.mirror import HOLDER_PATIENCE, Mirror
 from acpfs.writeback.sources.spill import (
@@ -146,16 +142,18 @@ class SpillPlace:
     def _at_holder(
         self, tier: Tier, operations: OperationLog, lower: Lower, holders: Holders
     ) -> Callable[[RLock], Spill]:
+        scratch = held_scratch(tier)
         place = MemberPlace(
             holders.words,
             holders.candidates,
             holders.own,
-            held_scratch(tier),
+            scratch,
             self._runtime,
             self._earlier,
         )
+        stored = StoredJournals(lower, self._node_id, scratch)
         mirror = Mirror(
-            MemberJournals(place),
+            MemberJournals(place, stored, self._runtime),
             self._state,
             operations,
             lower,

@@ -151,7 +151,12 @@ class Parts:
         self.scrubbing.close()
         self.holding_watch.close()
         if self.inner.spill is not None:  # before what it may be spoken to by
-            mirroring.take_apart(self.inner.spill, nothing_left=nothing_left)
+            mirroring.take_apart(
+                self.inner.spill,
+                self.directory,
+                self.identity.node_id,
+                nothing_left=nothing_left,
+            )
         if self.exchange is not None:
             self.exchange.close()
         if nothing_left:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from acpfs.backing.lower import Lower
 from acpfs.runtime.given import Runtime
 from acpfs.writeback.copies.held_copies import HeldCopies
-from acpfs.writeback.sources.mirror import read_mark
+from acpfs.writeback.copies.journal_marks import read_mark
 
 LOOK_S = 10.0
 

@@ -26,11 +26,13 @@ from acpfs.ram.place import Place
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import forget
 from acpfs.runtime.chance import Chance
-from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies import on_disk, on_storage
 from acpfs.writeback.copies.held_copies import ABOUT
 from acpfs.writeback.copies.journal_frames import DamagedFrameError
+from acpfs.writeback.copies.journal_marks import read_mark
+from acpfs.writeback.copies.member_journals import ON_STORAGE
 from acpfs.writeback.log.ops import Op
-from acpfs.writeback.sources.mirror import NoMirror, read_mark
+from acpfs.writeback.sources.mirror import NoMirror
 from acpfs.writeback.sources.spill import Spill
 
 SPILL_WAIT_S = 30.0
@@ -152,22 +154,19 @@ def recover(
     directory = SpillDirectory(
         settings.spill / f"acpfs-{identity.volume_id}-{identity.node_id}", chance
     )
-    token = marks[0].get("token", "")
     found: list[Salvaged] = []
 
     def look() -> None:
-        if (missing := on_disk.missing(directory.path, token)) is not None:
-            raise RefusedError(
-                f"{told}, and {missing} is not there: is the disk mounted? {way_out}"
-            )
-        forget(state)
-        journal = directory.path / on_disk.log_name(token)
-        read_into = partial(on_disk.read_into, directory.path, token)
         try:
-            found.append(salvage(read_into, journal, state, directory.size))
+            found.append(_salvaged(lower, identity, state, directory, marks[0]))
+        except NoJournalError as missing:
+            raise RefusedError(
+                f"{told}, and {missing}: is the disk mounted? {way_out}"
+            ) from missing
         except (sqlite3.Error, DamagedFrameError) as error:
             raise MachineError(
-                f"the mirror's journal {journal} cannot be read: {error}; {way_out}"
+                f"the mirror's journal {marks[0].get('token')} in {directory.path} cannot be read: "
+                f"{error}; {way_out}"
             ) from error
 
     within(RECOVER_WAIT_S, f"spill directory {settings.spill} does not answer", look)
@@ -175,6 +174,30 @@ def recover(
     if settings.adopts is not None:
         place.kept_until = _kept_until(settings.spill, found[0])
     _tell(found[0], place)
+
+
+class NoJournalError(Exception):
+    """The journal that the mark names is not in the spill directory."""
+
+
+def _salvaged(
+    lower: Lower, identity: Identity, state: Path, directory: SpillDirectory, mark: dict[str, str]
+) -> Salvaged:
+    """Of the journal that the mark names, with the copies in that directory."""
+    token = mark.get("token", "")
+    if mark.get("journal") == ON_STORAGE:
+        # the holder was out of reach at the end: what it was not told is on the storage
+        journal = Path(".acpfs/journals") / f"{identity.node_id}+{token}"
+        read_into = partial(
+            on_storage.read_into, lower, identity.node_id, token, scratch=state.parent
+        )
+    else:
+        if (missing := on_disk.missing(directory.path, token)) is not None:
+            raise NoJournalError(f"{missing} is not there")
+        journal = directory.path / on_disk.log_name(token)
+        read_into = partial(on_disk.read_into, directory.path, token)
+    forget(state)
+    return salvage(read_into, journal, state, directory.size)
 
 
 def _is_adopted(settings: Settings, mark: dict[str, str]) -> bool:
@@ -187,14 +210,15 @@ def _is_adopted(settings: Settings, mark: dict[str, str]) -> bool:
 
 
 def _kept_until(session: Path, found: Salvaged) -> float | None:
-    """What the lost node had closed before then is in the copy, by what it said itself; not what
-    the copy lacks all the same.
+    """What the lost node had closed before then is in the copy, by what it said itself and by the
+    last step that came here; not what the copy lacks all the same.
     """
-    try:
-        until = float(json.loads((session / ABOUT).read_bytes())["clock"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return until if found.lost_since is None else min(until, found.lost_since)
+    until = found.known_until
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        until = max(until, float(json.loads((session / ABOUT).read_bytes())["clock"]))
+    if found.lost_since is not None:
+        until = min(until, found.lost_since)
+    return until or None
 
 
 def _tell(found: Salvaged, place: Place) -> None:
@@ -228,7 +252,7 @@ def begin(spill: Spill | None) -> None:
         spill.begin_journal()
 
 
-def take_apart(spill: Spill, *, nothing_left: bool) -> None:
+def take_apart(spill: Spill, lower: Lower, node: str, *, nothing_left: bool) -> None:
     """At the end of a mount; a disk that hangs is not waited for long."""
     spill.close()
 
@@ -237,6 +261,7 @@ def take_apart(spill: Spill, *, nothing_left: bool) -> None:
             spill.mirror.close(nothing_left=nothing_left)
         if nothing_left:
             spill.directory.give_up()
+            on_storage.forget_journals(lower, node)
 
     try:
         within(REMOVE_WAIT_S, "spill directory", remove)

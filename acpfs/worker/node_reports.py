@@ -117,10 +117,13 @@ def copies_report(parts: Parts, fs: FileSystemStatistics) -> CopiesReport | None
     why = spill.mirror.why
     if place.is_broken and isinstance(place, MemberPlace):
         why = place.why
+    holder = place.where
+    if spill.mirror.state == "away" or place.is_broken:
+        holder = spill.mirror.counts_at
     return CopiesReport(
         spill.mirror.state,
         why or None,
-        None if place.is_broken else place.where,
+        holder or None,
         behind.until,
         behind.files,
         behind.bytes,

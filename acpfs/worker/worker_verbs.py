@@ -27,7 +27,7 @@ from acpfs.worker.examination import examine
 from acpfs.worker.node_reports import node_reports
 from acpfs.worker.preloads import Job, Preloads
 from acpfs.writeback.arrival import outcome
-from acpfs.writeback.sources.mirror import read_mark
+from acpfs.writeback.copies.journal_marks import read_mark
 
 LOOK_S = 2.0
 """Whether a directory is there, the backing directory must say within this time."""

@@ -17,13 +17,11 @@ from acpfs.ram.tier import HELD, Tier
 from acpfs.types import VersionId
 from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.held_copies import HeldCopies
-from acpfs.writeback.copies.on_member import (
-    HolderCandidate,
-    HolderError,
-    MemberJournals,
-    MemberPlace,
-)
+from acpfs.writeback.copies.member_journals import MemberJournals
+from acpfs.writeback.copies.on_member import HolderCandidate, HolderError, MemberPlace
+from acpfs.writeback.copies.on_storage import StoredJournals
 from tests.rig.runtime import REAL
+from tests.writeback.memory_lower import MemoryLower
 
 clause = pytest.mark.clause
 MIB = 1 << 20
@@ -241,13 +239,16 @@ def test_a_journal_at_a_holder_is_the_one_that_a_disk_would_have(
     network.add("h")
     place = network.place()
     place.begin()
-    journals = MemberJournals(place)
+    place.settled()
+    stored = StoredJournals(MemoryLower(), "origin", tmp_path)
+    journals = MemberJournals(place, stored, REAL)
+    assert journals.site is not None
     token = "0123456789abcdef"
     state = sqlite3.connect(":memory:", check_same_thread=False)
     state.execute("CREATE TABLE one (n INTEGER, b BLOB)")
     state.execute("INSERT INTO one VALUES (1, x'00ff')")
     state.commit()
-    journal = journals.begin(token, state)
+    journal = journals.site.begin(token, state)
     insert = "INSERT INTO one VALUES (?, ?)"
     journal.append([[(insert, (2, b"x"), False)], [(insert, [(3, b"y"), (4, None)], True)]])
     journal.append([[("DELETE FROM one WHERE n = ?", (1,), False)]])
@@ -263,6 +264,33 @@ def test_a_journal_at_a_holder_is_the_one_that_a_disk_would_have(
             (4, None),
         ]
     assert list(tmp_path.glob("seed-*")) == []
+
+
+@clause("S586", "S601")
+def test_no_second_session_where_the_first_may_be(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that is known again, and answers late, has all that was copied there."""
+    network.add("h")
+    place = network.place()
+    place.begin()
+    session = place.recorded
+    network.gone.add("h")
+    place.tell_clock(1.0)
+    network.gone.clear()
+    hold = network.hold
+
+    def late(to: MemberAddress, said: Message) -> Message:
+        if said.get("resume"):
+            raise OSError("no answer")
+        return hold(to, said)
+
+    monkeypatch.setattr(network, "hold", late)
+    with pytest.raises(HolderError):
+        place.begin()
+    monkeypatch.undo()
+    place.begin()
+    assert (place.recorded, place.sessions, place.begins) == (session, 1, 2)
 
 
 @clause("S583")

@@ -25,9 +25,10 @@ from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT
 from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskPlace, log_name
-from acpfs.writeback.sources.mirror import Mirror, read_mark
+from acpfs.writeback.sources.mirror import Mirror
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
 from tests.filesystem.world import CALLER, World

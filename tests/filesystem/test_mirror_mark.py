@@ -20,11 +20,12 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino, TierId
+from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskJournal, DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.sources.mirror import DISK_PATIENCE, Mirror, read_mark
+from acpfs.writeback.sources.mirror import DISK_PATIENCE, Mirror
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
@@ -162,6 +163,30 @@ def test_a_journal_at_a_holder_that_fails_leaves_the_mark_to_the_next_one(
     assert not ahead.is_alive()
     wait_until(lambda: made.mark() not in ("", first))
     assert ("{}" in [text.strip() for text in made.lower.written]) == (not waits)
+
+
+@pytest.mark.clause("S582", "S602")
+def test_journals_that_fail_one_after_the_other_have_the_time_of_one(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that takes each new journal's word, and then refuses it."""
+    made.mirror._patience = replace(made.mirror._patience, waits_for_next=True)
+    marked(made)
+    made.mirror.before(stored(made, 1))
+    times = [0.0]
+    monkeypatch.setattr(made.mirror, "_now", lambda: times[0])
+
+    def refuse(_token: str, _snapshot: sqlite3.Connection) -> Journal:
+        raise OSError("no room")
+
+    monkeypatch.setattr(made.mirror, "_seed", refuse)
+    made.mirror.broken()
+    for times[0] in (0.6 * WAIT_S, 1.2 * WAIT_S):
+        with made.lock:
+            made.mirror.begin()
+        wait_until(lambda: made.mirror.statistics().why == "no room")
+    made.mirror.before(stored(made, 2))  # and waits no longer
+    assert made.mark() == ""
 
 
 class Hanging:

@@ -41,13 +41,14 @@ from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.copies import on_disk
+from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
-from acpfs.writeback.sources.mirror import Mirror, NoMirror, read_mark
+from acpfs.writeback.sources.mirror import Mirror, NoMirror
 from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules
 from tests.rig.runtime import REAL
 

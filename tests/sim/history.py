@@ -13,7 +13,7 @@ import trio
 
 from acpfs.backing.leftovers import WITHDRAWN
 from acpfs.writeback.commits.given_back import BARE_MODE
-from acpfs.writeback.sources.mirror import mark_path
+from acpfs.writeback.copies.journal_marks import mark_path
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.kernel import WAIT_S, Process, Serving

@@ -43,6 +43,7 @@ from acpfs.runtime.given import Runtime
 from acpfs.transport.native.references import References
 from acpfs.types import TierId
 from acpfs.worker.worker import FREEZE_INTERVAL_S
+from acpfs.writeback.copies.journal_marks import mark_path
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
@@ -50,7 +51,6 @@ from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
-from acpfs.writeback.sources.mirror import mark_path
 from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough

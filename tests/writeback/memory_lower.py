@@ -78,7 +78,8 @@ class MemoryLower:
             self._place(STAGING[:depth], self._inode(stat.S_IFDIR | 0o700))
         for depth in range(2, 4):
             self._place(KEPT[:depth], self._inode(stat.S_IFDIR | 0o700))
-        self._place((OWN, b"manifest"), self._inode(stat.S_IFDIR | 0o700))
+        for name in (b"journals", b"manifest", b"mirrors"):
+            self._place((OWN, name), self._inode(stat.S_IFDIR | 0o700))
 
     # -- for tests
 
@@ -473,7 +474,10 @@ class MemoryLower:
         self._find((OWN, *names[:-1])).children.pop(names[-1], None)
 
     def list_own(self, names: LowerPath) -> list[bytes]:
-        return sorted(self._find((OWN, *names)).children)
+        try:
+            return sorted(self._find((OWN, *names)).children)
+        except FileNotFoundError:
+            return []
 
     def without(self, **features: bool) -> MemoryLower:
         """Lacks these features."""

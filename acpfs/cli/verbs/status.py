@@ -287,6 +287,8 @@ def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
     copies = status.get("copies")
     if copies is not None:
         where = f"1 of 1 at {copies['holder']}" if copies["holder"] else "0 of 1"
+        if copies["state"] == "away":
+            where += ", which is out of reach"
         why = f" ({show.printable(copies['why'])})" if copies["why"] else ""
         facts.append(
             ("copies", f"{show.printable(where)}, {copies['state']}{why}; {_at_stake(copies)}")
@@ -307,6 +309,12 @@ def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
 
 def _at_stake(copies: show.Json) -> str:
     """What the loss of this node would take."""
+    if copies["state"] == "away" or (copies["state"] != "on" and copies["holder"]):
+        return (
+            f"what it has can be adopted; {copies['behind_files']} files "
+            f"({show.size(copies['behind_bytes'])}) that were closed since would be lost with this "
+            "node"
+        )
     if copies["state"] != "on":
         return "all that is not persisted would be lost with this node"
     if copies["behind_files"] or copies["pending"]:

@@ -39,8 +39,12 @@ SHORT_SHARE = 4
 """RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills
 that of 16 GiB in two seconds.
 """
-CLOCK_S = 0.5
-"""So often a holder is told that it has all, where it has."""
+CLOCK_S = 0.1
+"""So often a holder is told until when it has all, at most."""
+ALIVE_S = 15.0
+"""So often a holder hears of us at least: what nobody speaks of goes after a minute, unless the
+mark names it.
+"""
 LATER_S = 5.0
 """A version that could not be copied, because its file is being written, or may not leave RAM, is
 tried again after so long.
@@ -56,6 +60,8 @@ class Unmirrored:
     bytes: int
     until: Seq
     """Everything up to here would be drained after a reboot."""
+    since: float | None = None
+    """When the first of what would not be was logged; None: there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +99,7 @@ class Spilling:
         """
         self.spill = spill
         self._tier = tier = upper.tier
-        self._log = log = upper.log
+        self._log = upper.log
         self._table = upper.table
         self._contents = contents
         self._versions = versions
@@ -124,16 +130,27 @@ class Spilling:
         the kernel could have written on.
         """
         self._clock_told = 0.0
+        self._clock_asked = ""
+        """Token of the journal that is to have all before the clock is told."""
         self._awaited: list[AwaitedCopy] = []
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
         if self._frees_ram:
             tier.ladder.begins(Rung.SPILL, self._relieve)
-        for op in log:
+        self._owed: set[VersionId] = set()
+        """What an earlier place of the copies may have, and the present one lacks."""
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """What the last worker left."""
+        for op in self._log:
             if op.version is not None and op.version.is_local:
                 self.new(op.version)
                 self._look_at(op.version)
+        # its copies may lie elsewhere: the mark on the storage says so
+        self._owed.update(self._live)
+        self._look_what_is_owed()
 
     def begin(self) -> None:
         """Who has files open is known from now on.
@@ -233,13 +250,15 @@ class Spilling:
             return
         if not self._frees_ram:
             self.spill.usable()  # a holder is looked for before there is something to be held
+        for vid in self.spill.take_forgotten():
+            if vid in self._live:
+                self._owed.add(vid)
+                self._queue(self._live[vid])
+        self._look_what_is_owed()
         if self.spill.mirror is not None:
             self.spill.mirror.look()
             self._tell_clock(self.spill.mirror)
             self._tell_awaited(self.spill.mirror)
-        for vid in self.spill.take_forgotten():
-            if vid in self._live:
-                self._queue(self._live[vid])
         self._due()
         if self._mirrors:
             self._mirror()
@@ -247,6 +266,17 @@ class Spilling:
             self._shed(short)
         if not self.spill.is_moving():
             self._room.look_again()
+
+    def _look_what_is_owed(self) -> None:
+        """Copies that an earlier place had and the present one lacks: no longer those that were
+        made again, are not needed, or have a staging file.
+        """
+        self._owed = {vid for vid in self._owed if self._lacks_copy(vid)}
+        self.spill.directory.lacks = bool(self._owed)
+
+    def _lacks_copy(self, vid: VersionId) -> bool:
+        version = self._live.get(vid)
+        return version is not None and version.state not in _STAGED and vid not in self.spill.copies
 
     @property
     def copies_to_members(self) -> bool:
@@ -276,15 +306,30 @@ class Spilling:
                 mirror.when_current(one.arrived)
 
     def _tell_clock(self, mirror: Mirror) -> None:
-        """A holder learns now and then that it has all: what was closed elsewhere before then names
-        nothing of ours that would be lost.
+        """A holder learns now and then until when it has all: what was closed elsewhere before then
+        names nothing of ours that would be lost.
+
+        That is when the first file was closed that has no copy yet; where there is none, now. Once
+        the journal has what was logged until now, too.
         """
         now = self.spill.calls.clock.now()
-        if self._frees_ram or now < self._clock_told + CLOCK_S or not mirror.is_current:
+        if self._frees_ram or now < self._clock_told + CLOCK_S:
             return
-        if not self.unmirrored().files:
-            self._clock_told = now
-            self.spill.tell_clock(self._log.clock.now())
+        if self._clock_asked == mirror.token:  # it has not come so far since it was asked last
+            if now > self._clock_told + ALIVE_S:  # but the session is to stay
+                self._clock_told = now
+                self.spill.tell_clock(0.0)
+            return
+        self._clock_asked = mirror.token
+        self._clock_told = now
+        since = self.unmirrored().since
+        until = self._log.clock.now() if since is None else since
+        mirror.when_current(lambda: self._told_until(until))
+
+    def _told_until(self, until: float) -> None:
+        """In whatever thread."""
+        self._clock_asked = ""
+        self.spill.tell_clock(until)
 
     def _due(self) -> None:
         now = self.spill.calls.clock.now()
@@ -386,20 +431,29 @@ class Spilling:
             if self._mirrors
             else set()
         )
-        versions = [
-            self._live[vid]
-            for vid in waiting
-            if vid in self._live
-            and self._live[vid].state not in _STAGED
-            and vid not in self.spill.copies
-        ]
+        versions = [self._live[vid] for vid in waiting if self._lacks_copy(vid)]
+        mirror = self.spill.mirror
+        if mirror is not None and (until := mirror.counts_until) is not None:
+            known = {version.vid for version in versions}
+            moved = self.spill.moved  # they have a copy there
+            versions = [version for version in versions if version.vid not in moved]
+            versions += [
+                version
+                for version in self._live.values()
+                if version.vid not in known
+                and version.state not in _STAGED
+                and ((op := self._op(version)) is None or op.seq > until)
+            ]
         if not versions:
             return Unmirrored(0, 0, self._log.last_seq)
-        ops = [op.seq for version in versions if (op := self._op(version)) is not None]
+        ops = [op for version in versions if (op := self._op(version)) is not None]
+        first = min(ops, key=lambda op: op.seq, default=None)
         return Unmirrored(
             len(versions),
             sum(version.size for version in versions),
-            Seq(min(ops, default=self._log.last_seq + 1) - 1),
+            self._log.last_seq if first is None else Seq(first.seq - 1),
+            # what stands for something older would take that along
+            None if first is None else min([first.logged_at, *self._log.replaced_since()]),
         )
 
     # -- leaving RAM

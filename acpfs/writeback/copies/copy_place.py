@@ -41,6 +41,8 @@ class CopyPlace(Protocol):
 
     frees_ram: bool
     """Whether what has a copy there may leave RAM."""
+    lacks: bool
+    """Whether it lacks something that an earlier place of the copies had, and that is needed."""
 
     @property
     def where(self) -> str:
@@ -59,6 +61,10 @@ class CopyPlace(Protocol):
 
     def begin(self) -> None:
         """Find the place, before anything else is asked of it, and again when it is broken."""
+        ...
+
+    def settled(self) -> None:
+        """What is there is known, and `lacks` says whether something is missing; under the lock."""
         ...
 
     def is_too_small(self, size: int) -> None:

@@ -1,7 +1,8 @@
 """Where a journal is kept: what the mirror asks of a disk, or of whoever else keeps it.
 
-All calls may hang with that, and are made in the journal's own thread, but for `described` and
-`is_ready`.
+All calls may hang with that, and are made in the journal's own thread, but for `site`, `described`,
+`marked` and `withdrawn`, which do not wait; `learn` and `goes_elsewhere` are the commit thread's,
+too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from acpfs.ram.state import Statement
 
 class Journal(Protocol):
     """One that was begun."""
+
+    is_lazy: bool
+    """It is appended to when somebody waits for it, not at once."""
 
     @property
     def is_long(self) -> bool:
@@ -34,13 +38,11 @@ class Journal(Protocol):
         ...
 
 
-class JournalPlace(Protocol):
-    """Journals by their tokens, of which the mark on the backing directory names one."""
+class JournalSite(Protocol):
+    """Where one is begun; another site is another object."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether one can be begun there now; does not wait."""
-        ...
+    has_copies: bool
+    """Whether the copies that are made now are those that a journal there goes with."""
 
     def begin(self, token: str, snapshot: sqlite3.Connection) -> Journal:
         """A journal that has this state, safely, when it returns. Closes `snapshot`.
@@ -48,6 +50,42 @@ class JournalPlace(Protocol):
         Raises:
             OSError, sqlite3.Error: it could not be made.
         """
+        ...
+
+
+class JournalPlace(Protocol):
+    """Journals by their tokens, of which the mark on the backing directory names one."""
+
+    @property
+    def counts_at(self) -> str:
+        """The member whose copies count, by the mark; "": none, or no member."""
+        ...
+
+    @property
+    def site(self) -> JournalSite | None:
+        """Where a journal is to be now; None: nowhere. Under the file system's lock."""
+        ...
+
+    def learn(self) -> bool:
+        """What the mark says that there is, at the first call; whether a journal counts by it.
+
+        Raises:
+            OSError: the backing directory's.
+        """
+        ...
+
+    def goes_elsewhere(self, failed: JournalSite | None) -> bool:
+        """The journal failed, and what counts is needed: whether one is to be begun at another site
+        from now on, with the same copies.
+        """
+        ...
+
+    def marked(self, token: str) -> None:
+        """The mark names that journal."""
+        ...
+
+    def withdrawn(self) -> None:
+        """The mark names none."""
         ...
 
     def tokens(self) -> list[str]:

@@ -21,6 +21,7 @@ from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import Statement
 from acpfs.types import VersionId
 from acpfs.writeback.copies import journal_frames as frames
+from acpfs.writeback.copies.journal_place import JournalSite
 
 LONG_BYTES = 64 << 20
 LONG_SEEDS = 4
@@ -47,6 +48,8 @@ def old_name(token: str) -> str:
 
 class DiskJournal:
     """See `journal_place.Journal`."""
+
+    is_lazy = False
 
     def __init__(self, fd: int, seed_bytes: int, length: int) -> None:
         """`fd`: of the log, which has `length` bytes; closed by `close`."""
@@ -77,6 +80,7 @@ class DiskCopies:
 
     frees_ram = True
     is_broken = False
+    lacks = False
 
     def __init__(self, directory: SpillDirectory) -> None:
         self._directory = directory
@@ -94,6 +98,9 @@ class DiskCopies:
 
     def begin(self) -> None:
         """It is found."""
+
+    def settled(self) -> None:
+        """It always is."""
 
     def is_too_small(self, _size: int) -> None:
         """There is no other."""
@@ -166,15 +173,35 @@ class DiskCopy:
 
 
 class DiskPlace:
-    """See `journal_place.JournalPlace`."""
+    """See `journal_place.JournalPlace`, and `JournalSite`: its only one."""
 
-    is_ready = True
+    has_copies = True
+    counts_at = ""
 
     def __init__(self, directory: SpillDirectory) -> None:
         self._directory = directory
 
-    def begin(self, token: str, snapshot: sqlite3.Connection) -> DiskJournal:
+    @property
+    def site(self) -> JournalSite:
         """See `journal_place.JournalPlace`."""
+        return self
+
+    def learn(self) -> bool:
+        """See `journal_place.JournalPlace`."""
+        return True
+
+    def goes_elsewhere(self, _failed: JournalSite | None) -> bool:
+        """See `journal_place.JournalPlace`: there is no other."""
+        return False
+
+    def marked(self, _token: str) -> None:
+        """See `journal_place.JournalPlace`."""
+
+    def withdrawn(self) -> None:
+        """See `journal_place.JournalPlace`."""
+
+    def begin(self, token: str, snapshot: sqlite3.Connection) -> DiskJournal:
+        """See `journal_place.JournalSite`."""
         path = self._directory.path / seed_name(token)
         os.close(self._directory.create(seed_name(token)))
         with (
@@ -252,7 +279,12 @@ def read_into(directory: Path, token: str, db: sqlite3.Connection) -> None:
         if words.get("seed") != _digest(fd):
             msg = f"{seed_name(token)} is not what was written"
             raise frames.DamagedFrameError(msg)
-    with contextlib.closing(sqlite3.connect(directory / seed_name(token))) as source:
+    fill(db, directory / seed_name(token), transactions)
+
+
+def fill(db: sqlite3.Connection, seed: Path, transactions: Iterator[list[Statement]]) -> None:
+    """Make `db` what a seed is, and carry out what follows it."""
+    with contextlib.closing(sqlite3.connect(seed)) as source:
         source.backup(db)
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("BEGIN")

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,12 @@ class HolderSession:
     token: str
     address: MemberAddress
 
+    @classmethod
+    def of_mark(cls, mark: Mapping[str, str]) -> HolderSession:
+        """As `told` has it; it is not known how the holder is reached."""
+        holder = mark.get("holder", "")
+        return cls(holder, mark["session"], MemberAddress(holder, (), 0, ""))
+
     def told(self) -> dict[str, str]:
         """For the mark."""
         return {"holder": self.holder, "session": self.token}
@@ -92,6 +98,7 @@ class MemberPlace:
     """See `copy_place.CopyPlace` and `journal_place.JournalPlace`: one of each."""
 
     frees_ram = False
+    lacks = False
 
     def __init__(
         self,
@@ -115,6 +122,8 @@ class MemberPlace:
         self._lock = threading.Lock()
         self._session = _session_of(earlier)
         self._is_broken = True
+        self._settled = ""
+        """Token of the session of which it is known what it has."""
         self._why = "no holder was chosen yet"
         self._failed: dict[str, float] = {}
         """Member → when it failed or refused."""
@@ -128,6 +137,8 @@ class MemberPlace:
         self._removing = threading.Lock()
         self.sessions = 0
         """That were begun."""
+        self.begins = 0
+        """The same, with those that were gone on with."""
 
     # -- the holder
 
@@ -155,9 +166,19 @@ class MemberPlace:
             return self._is_broken
 
     @property
-    def is_ready(self) -> bool:
-        """See `journal_place.JournalPlace`."""
-        return not self.is_broken
+    def session(self) -> HolderSession | None:
+        """That is in use, and of which it is known what it has."""
+        with self._lock:
+            one = self._session
+            if one is None or self._is_broken or one.token != self._settled:
+                return None
+            return one
+
+    def settled(self) -> None:
+        """See `copy_place.CopyPlace`."""
+        with self._lock:
+            if self._session is not None and not self._is_broken:
+                self._settled = self._session.token
 
     def begin(self) -> None:
         """Go on with the session that there is, if its holder has it still; else choose another.
@@ -169,20 +190,29 @@ class MemberPlace:
             session = self._session
             if not self._is_broken:
                 return
-        if session is not None and self._resumed(session):
-            return
-        self._begin_at(self._ranked())
+        ranked = self._ranked()
+        if session is not None:
+            try:
+                if self._resumed(session):
+                    return
+            except HolderError:  # it has not got it any more
+                pass
+            except OSError:  # it does not answer yet, and may have it: not a second one there
+                ranked = [one for one in ranked if one.address.node != session.holder]
+        self._begin_at(ranked)
 
     def _resumed(self, session: HolderSession) -> bool:
-        """By its address as it is now: it may have begun anew at another port."""
+        """By its address as it is now: it may have begun anew at another port. False: it is not
+        known where it is.
+
+        Raises:
+            HolderError: it refuses.
+            OSError: it does not answer.
+        """
         found = [one for one in self._candidates() if one.address.node == session.holder]
-        if not found:
-            return False
-        try:
+        if found:
             self._begun(HolderSession(session.holder, session.token, found[0].address), resume=True)
-        except OSError:
-            return False
-        return True
+        return bool(found)
 
     def _ranked(self) -> list[HolderCandidate]:
         """Whom to ask, the first one first: the ring of node ids from our own on, so that all hold
@@ -228,6 +258,7 @@ class MemberPlace:
             if not resume:
                 self._tokens.clear()
             self.sessions += not resume
+            self.begins += 1
 
     def is_too_small(self, size: int) -> None:
         """See `copy_place.CopyPlace`: a session at another member, where one says that it has so
@@ -365,7 +396,7 @@ class MemberPlace:
     # -- journals
 
     def begin_journal(self, token: str, snapshot: sqlite3.Connection) -> MemberJournal:
-        """See `journal_place.JournalPlace.begin`."""
+        """See `journal_place.JournalSite.begin`."""
         with self._lock:
             self._tokens.add(token)
         session = self._current()
@@ -423,10 +454,10 @@ class MemberPlace:
         for name in (log_name(token), seed_name(token)):
             self.remove(name)
 
-    def described(self, token: str) -> dict[str, str]:
-        """See `journal_place.JournalPlace`."""
+    def session_of(self, token: str) -> HolderSession:
+        """Where a journal is, that was begun lately."""
         with self._lock:
-            return self._of_journal[token].told()
+            return self._of_journal[token]
 
 
 def _session_of(recorded: str) -> HolderSession | None:
@@ -434,29 +465,6 @@ def _session_of(recorded: str) -> HolderSession | None:
         return None
     holder, _colon, token = recorded.removeprefix(RECORDED).rpartition(":")
     return HolderSession(holder, token, MemberAddress(holder, (), 0, ""))
-
-
-class MemberJournals:
-    """`MemberPlace` as a `journal_place.JournalPlace`."""
-
-    def __init__(self, place: MemberPlace) -> None:
-        self._place = place
-
-    @property
-    def is_ready(self) -> bool:
-        return self._place.is_ready
-
-    def begin(self, token: str, snapshot: sqlite3.Connection) -> MemberJournal:
-        return self._place.begin_journal(token, snapshot)
-
-    def tokens(self) -> list[str]:
-        return self._place.tokens()
-
-    def remove(self, token: str) -> None:
-        self._place.remove_journal(token)
-
-    def described(self, token: str) -> dict[str, str]:
-        return self._place.described(token)
 
 
 class MemberCopy:
@@ -507,6 +515,8 @@ class MemberCopy:
 
 class MemberJournal:
     """See `journal_place.Journal`."""
+
+    is_lazy = False
 
     def __init__(self, place: MemberPlace, session: str, name: str, seed_bytes: int) -> None:
         self._place = place

@@ -16,20 +16,26 @@ commit thread, all else in the journal's own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
-from acpfs.backing.lower import Lower, LowerPath
+from acpfs.backing.lower import Lower
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
-from acpfs.writeback.copies.journal_place import Journal, JournalPlace
+from acpfs.types import Seq
+from acpfs.writeback.copies.journal_marks import mark_path, withdraw
+from acpfs.writeback.copies.journal_place import Journal, JournalPlace, JournalSite
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
+LAZY_STATEMENTS = 20_000
+"""A journal that is appended to when somebody waits for it is not behind by more than about so
+many.
+"""
 PENDING_STATEMENTS_MAX = 500_000
 """About 200 MB: a disk that is so far behind is not going to catch up."""
 UNKNOWN_OPS_MAX = 1024
@@ -79,15 +85,14 @@ class MirrorStatistics:
     """What `status`, the metrics and the tests see."""
 
     state: str
-    """on (a reboot would find the mirrored prefix), seeding, or off (`why`)."""
+    """on (a reboot would find the mirrored prefix), away (it would find what was mirrored when the
+    place of the copies was last reached), seeding, or off (`why`).
+    """
     why: str
     pending_transactions: int
     """Steps that the journal does not have yet."""
-
-
-def mark_path(node_id: str) -> LowerPath:
-    """Below `.acpfs`: which journal of the node counts."""
-    return (MIRRORS, node_id.encode())
+    counts_at: str = ""
+    """The member whose copies count, whether it can be reached or not; "": none."""
 
 
 class NoMirror:
@@ -131,24 +136,36 @@ class Mirror:
         self._mark = mark_path(node_id)
         self._marked = ""
         self._may_be_marked = True
+        self._has_learned = False
+        """Whether what an earlier worker's mark said is known."""
         self._marking = runtime.threads.lock()
         """Held while the mark is looked at and changed, and by the commit thread until it knows
         what it may do.
         """
         self._changed = runtime.threads.condition()
         self._token = ""
+        self._site: JournalSite | None = None
+        """Where the journal of that token is."""
+        self._needed_until = operations.last_seq
+        """Of operations up to this one others may have been told that they are copied."""
+        self._is_needed = self._is_failing = True
+        """Whether one of them is not persisted, when it was last looked."""
+        self._wanted = 0
+        """So many transactions somebody waits for."""
         self._pending: list[list[Statement]] = []
         self._pending_statements = self._logged = self._synced = 0
         self._changes = self._known_changes = 0
         """Of the state: up to the last transaction, and as far as the journal knew when it was
         waited for.
         """
-        self._seeded = False
-        self._is_long = False
+        self._seeded = self._is_long = self._closing = False
         self._why = "not begun"
         self._rest_until = 0.0
-        self._failed_at = 0.0
-        self._closing = False
+        # a new worker waits for its holder as for one that failed
+        self._failed_at = self._now()
+        """While `_is_failing`: whoever waits for a journal that counts does so from that moment on,
+        however many are begun meanwhile.
+        """
         self._after: list[tuple[int, Callable[[], None]]] = []
         self._current: list[tuple[int, str, Callable[[], None]]] = []
         self._unknown_names: set[tuple[int, bytes]] = set()
@@ -165,13 +182,14 @@ class Mirror:
         token = self._runtime.chance.token(8)
         with self._changed:
             self._token = token
+            self._site = self._place.site
             self._why = ""
             self._changed.notify_all()
             self._seeded = False
             self._is_long = False
             self._pending = []
             self._pending_statements = 0
-            self._synced = self._logged
+            self._synced = self._wanted = self._logged
             self._changes = self._state.changes
         self._runtime.threads.start("mirror", self._run, token, snapshot)
 
@@ -180,19 +198,27 @@ class Mirror:
         under the lock, about once a second.
         """
         has_rested = bool(self._why) and self._now() > self._rest_until
-        if not self._place.is_ready:
+        site = self._place.site
+        first = self._operations.first()
+        self._is_needed = first is not None and first.seq <= self._needed_until
+        if site is not None and not site.has_copies and not self._is_needed:
+            # what was told to be copied is persisted: it goes on without a journal, and at once
+            self.broken(self._patience_s)
+        elif site is None:
             self.broken()
-        elif not self._closing and (has_rested or self._is_long):
+        elif not self._closing and (
+            has_rested or self._is_long or (site is not self._site and not self._why)
+        ):
             self.begin()
         elif self._seeded and self._marked != self._token and not self._marking.locked():
             self._mark_soon(self._token)
 
-    def broken(self) -> None:
+    def broken(self, waited_s: float = 0.0) -> None:
         """What was written there does not go on: a journal is begun anew when its place is ready
-        again.
+        again. `waited_s`: see `_fail_locked`.
         """
         with self._changed:
-            self._fail_locked(self._token, "its place is gone")
+            self._fail_locked(self._token, "its place is gone", waited_s)
 
     def _mark_soon(self, token: str) -> None:
         """In a thread of its own: the backing directory may hang, and the journal must go on."""
@@ -203,7 +229,7 @@ class Mirror:
             if (
                 token == self._token
                 and self._marked != token
-                and self._wait(token, self._knows_all)
+                and self._wait(token, self._knows_all())
             ):
                 self._set_mark(token)
 
@@ -228,7 +254,7 @@ class Mirror:
                     self._seeded = True
                     self._changed.notify_all()
                 self._mark_soon(token)
-                while (batch := self._next(token)) is not None:
+                while (batch := self._next(token, is_lazy=journal.is_lazy)) is not None:
                     self._apply(journal, batch)
                     self._has(token, len(batch), is_long=journal.is_long)
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
@@ -237,12 +263,20 @@ class Mirror:
                 self._fail_locked(token, str(error))
 
     def _seed(self, token: str, snapshot: sqlite3.Connection) -> Journal:
-        return self._place.begin(token, snapshot)
+        with self._changed:
+            site = self._site
+        if site is None:
+            snapshot.close()
+            raise OSError(errno.EHOSTDOWN, "there is no place for it now")
+        return site.begin(token, snapshot)
 
-    def _next(self, token: str) -> list[list[Statement]] | None:
+    def _next(self, token: str, *, is_lazy: bool) -> list[list[Statement]] | None:
         with self._changed:
             while (
-                not self._pending and not self._closing and token == self._token and not self._why
+                not (self._pending and (not is_lazy or self._is_wanted()))
+                and not self._closing
+                and token == self._token
+                and not self._why
             ):
                 self._changed.wait()
             if token != self._token or self._why or (self._closing and not self._pending):
@@ -251,6 +285,9 @@ class Mirror:
             self._pending = []
             self._pending_statements = 0
             return batch
+
+    def _is_wanted(self) -> bool:
+        return self._wanted > self._synced or self._pending_statements > LAZY_STATEMENTS
 
     @staticmethod
     def _apply(journal: Journal, batch: list[list[Statement]]) -> None:
@@ -270,7 +307,14 @@ class Mirror:
         if token != self._token or self._why:
             return
         self._why = why or "?"
-        self._failed_at = self._now() - waited_s
+        if self._marked == token and self._site is not None and self._site.has_copies:
+            self._needed_until = self._operations.last_seq
+            self._is_needed = True
+        if not self._is_failing:
+            self._is_failing = True
+            self._failed_at = self._now() - waited_s
+        elif waited_s:
+            self._failed_at = min(self._failed_at, self._now() - waited_s)
         self._seeded = False
         self._pending = []
         self._pending_statements = 0
@@ -308,7 +352,8 @@ class Mirror:
     def _run_current(self) -> None:
         with self._changed:
             waiting = [one for one in self._current if one[1] == self._token and not self._why]
-            counts = self._marked == self._token
+            # beside a journal elsewhere are copies of before
+            counts = self._marked == self._token and self._has_copies()
             ready = [one for one in waiting if counts and one[0] <= self._synced]
             self._current = [one for one in waiting if one not in ready]
         for _number, _token, action in ready:
@@ -346,6 +391,10 @@ class Mirror:
             self._ahead_of(op)
 
     def _ahead_of(self, op: Op) -> None:
+        if not self._has_learned:
+            if not self._marked:
+                self._may_be_marked = self._place.learn()
+            self._has_learned = True
         with self._changed:
             if self._patience.waits_for_next and self._may_be_marked:
                 left_s = self._failed_at + self._patience_s - self._now()
@@ -353,7 +402,7 @@ class Mirror:
             token = self._token
             why = self._why
         if self._marked != token or why:
-            if not why and self._wait(token, self._knows_all):
+            if not why and self._wait(token, self._knows_all()):
                 self._set_mark(token)
             else:
                 self._does_without(op)
@@ -364,13 +413,26 @@ class Mirror:
         self._note(op)
 
     def _does_without(self, op: Op) -> None:
-        """The journal failed while it was waited for: the next one has the rest of the time."""
+        """The journal failed while it was waited for: the next one has the rest of the time. Then
+        one elsewhere has its time, where what counts is needed.
+        """
         with self._changed:
             left_s = self._failed_at + self._patience_s - self._now()
-        if self._patience.waits_for_next and self._may_be_marked and left_s > 0:
+        is_next_in_time = self._patience.waits_for_next and left_s > 0
+        if self._may_be_marked and (is_next_in_time or self._goes_elsewhere()):
             self._ahead_of(op)
         else:
             self._remove_mark()
+
+    def _goes_elsewhere(self) -> bool:
+        """Whether `look` begins one there within a second."""
+        with self._changed:
+            if not self._is_needed or not self._place.goes_elsewhere(self._site):
+                return False
+            self._is_failing = True
+            self._failed_at = self._now()  # it has a time of its own
+            self._rest_until = 0.0
+            return True
 
     def _must_know(self, op: Op) -> bool:
         """Whether carrying out again what the journal does not know to be done would spoil
@@ -409,14 +471,19 @@ class Mirror:
         self._unknown_alone = False
         return True
 
-    def _knows_all(self) -> bool:
-        return self._seeded and self._synced >= self._logged
+    def _knows_all(self) -> Callable[[], bool]:
+        """Whether the journal has all that was logged until now."""
+        with self._changed:
+            wanted = self._logged
+        return lambda: self._seeded and self._synced >= wanted
 
     def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
         """Whether the journal of that token came so far; one that was begun meanwhile says nothing
         of it, and is not to blame for it.
         """
         with self._changed:
+            self._wanted = self._logged
+            self._changed.notify_all()
             met = self._changed.wait_for(
                 lambda: token != self._token or bool(self._why) or condition(),
                 self._patience_s,
@@ -432,6 +499,8 @@ class Mirror:
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
         self._marked = token
         self._may_be_marked = True
+        self._is_failing = False
+        self._place.marked(token)
         self._unknown_alone = True  # the operation that is being carried out now, if any
         self._run_after()
         with contextlib.suppress(OSError):  # they only take room: the next mark's removal
@@ -454,6 +523,7 @@ class Mirror:
             withdraw(self._lower, self._mark)
             self._marked = ""
             self._may_be_marked = False
+            self._place.withdrawn()
             self._run_after()
 
     # -- the whole
@@ -463,13 +533,32 @@ class Mirror:
         """Whether the journal that counts has every transaction that was made. Thread-safe."""
         with self._changed:
             is_on = not self._why and self._seeded and self._marked == self._token
-            return is_on and self._synced >= self._logged
+            return is_on and self._has_copies() and self._synced >= self._logged
+
+    def _has_copies(self) -> bool:
+        return self._site is not None and self._site.has_copies
+
+    @property
+    def counts_until(self) -> Seq | None:
+        """No copy of an operation after this one counts: its holder is out of reach since then.
+
+        None: all count that are made. Thread-safe.
+        """
+        with self._changed:
+            is_away = bool(self._why) or not self._has_copies()
+            has_holder = self._patience.waits_for_next and self._may_be_marked
+            return self._needed_until if has_holder and is_away else None
 
     def statistics(self) -> MirrorStatistics:
         """Thread-safe."""
         with self._changed:
-            state = "off" if self._why else "on" if self._marked == self._token else "seeding"
-            return MirrorStatistics(state, self._why, self._logged - self._synced)
+            state = "seeding"
+            if self._why:
+                state = "off"
+            elif self._marked == self._token:
+                state = "on" if self._has_copies() else "away"
+            pending = self._logged - self._synced
+            return MirrorStatistics(state, self._why, pending, self._place.counts_at)
 
     def close(self, *, nothing_left: bool) -> None:
         """At the end of the mount: the journal has everything, or, when nothing is left, counts no
@@ -486,22 +575,3 @@ class Mirror:
             withdraw(self._lower, self._mark)
             with contextlib.suppress(FileNotFoundError):
                 self._lower.remove_own(self._mark)
-
-
-def withdraw(lower: Lower, mark: LowerPath) -> None:
-    """No journal counts from now on.
-
-    Written, not only removed: a removal is not flushed, and a power failure could undo it.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        if lower.read_own(mark) != WITHDRAWN:
-            lower.write_own(mark, WITHDRAWN)
-
-
-def read_mark(lower: Lower, node_id: str) -> dict[str, str] | None:
-    """Which journal counts; None: none."""
-    try:
-        text = lower.read_own(mark_path(node_id))
-    except FileNotFoundError:
-        return None
-    return None if text == WITHDRAWN else dict(json.loads(text))

@@ -59,6 +59,9 @@ REST_MAX_S = 60.0
 DDL = """
 CREATE TABLE IF NOT EXISTS spilled (
   vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spilled_before (
+  vid INTEGER NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL,
+  PRIMARY KEY (vid, name));
 CREATE TABLE IF NOT EXISTS spill_place (path TEXT NOT NULL);
 """
 
@@ -75,6 +78,7 @@ def recorded_place(state: StateDatabase) -> str | None:
 def forget_copies(state: StateDatabase) -> None:
     """Nobody needs the copies that an earlier mount left: all bytes are here."""
     state.change("DELETE FROM spilled")
+    state.change("DELETE FROM spilled_before")
     state.change("DELETE FROM spill_place")
     state.commit()
 
@@ -269,6 +273,8 @@ class Spill:
             for vid, name, size, digest in rows
         }
         self.used_bytes = sum(copy.size for copy in self.copies.values())
+        self.moved = {VersionId(vid) for (vid,) in state.rows("SELECT vid FROM spilled_before")}
+        """With copies at an earlier place."""
         if directory.frees_ram:
             self._record_place()
             self._state.commit()
@@ -296,6 +302,8 @@ class Spill:
             if not self.directory.frees_ram:
                 self._forget_all_but(found)
                 self._record_place()
+            self.directory.lacks |= bool(self._forgotten)
+            self.directory.settled()
             needed = {copy.name for copy in self.copies.values()} | self._fresh
             left = [
                 name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)
@@ -309,12 +317,21 @@ class Spill:
         self.set_budget(self._budget)
 
     def _forget_all_but(self, found: Collection[str]) -> None:
-        """Copies that are not there any more, with their place, are to be made again."""
+        """Copies that are not there any more, with their place, are to be made again.
+
+        Where they were is written down as long as their versions are needed: that place may be the
+        one that counts still (`copies.member_journals`), and whoever adopts finds them there.
+        """
         there = set(found)
         for copy in [one for one in self.copies.values() if one.name not in there]:
             del self.copies[copy.vid]
             self.used_bytes -= copy.size
             self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+            self._state.change(
+                "INSERT OR REPLACE INTO spilled_before VALUES (?, ?, ?, ?)",
+                (copy.vid, copy.name, copy.size, copy.digest),
+            )
+            self.moved.add(copy.vid)
             self._forgotten.append(copy.vid)
 
     def take_forgotten(self) -> list[VersionId]:
@@ -495,6 +512,9 @@ class Spill:
         making = self.making.get(version.vid)
         if making is not None:
             making.abandoned = True
+        if version.vid in self.moved:
+            self.moved.remove(version.vid)
+            self._state.change("DELETE FROM spilled_before WHERE vid = ?", (version.vid,))
         copy = self.copies.pop(version.vid, None)
         if copy is not None:
             self.used_bytes -= copy.size

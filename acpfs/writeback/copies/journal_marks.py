@@ -1,0 +1,40 @@
+"""The mark of a node on the backing directory: which journal counts of what it has mirrored or had
+copied, and where that is. Every call may hang with the backing directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
+from acpfs.backing.lower import Lower, LowerPath
+
+
+def mark_path(node_id: str) -> LowerPath:
+    """Below `.acpfs`: which journal of the node counts."""
+    return (MIRRORS, node_id.encode())
+
+
+def withdraw(lower: Lower, mark: LowerPath) -> None:
+    """No journal counts from now on.
+
+    Written, not only removed: a removal is not flushed, and a power failure could undo it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if lower.read_own(mark) != WITHDRAWN:
+            lower.write_own(mark, WITHDRAWN)
+
+
+def read_mark(lower: Lower, node_id: str) -> dict[str, str] | None:
+    """Which journal counts; None: none.
+
+    Raises:
+        ValueError: the mark is damaged.
+        OSError: the backing directory's.
+    """
+    try:
+        text = lower.read_own(mark_path(node_id))
+    except FileNotFoundError:
+        return None
+    return None if text == WITHDRAWN else dict(json.loads(text))
