@@ -28,8 +28,8 @@ MIRROR_BUGS = [
         "marked-before-it-is-seeded",
         "a journal counts before it has all",
         MIRROR,
-        "        return self._seeded and self._synced >= self._logged\n",
-        "        return True\n",
+        "        return lambda: self._seeded and self._synced >= wanted\n",
+        "        return lambda: True\n",
         ONLY_MIRROR,
     ),
     Bug(
