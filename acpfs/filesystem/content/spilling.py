@@ -138,19 +138,19 @@ class Spilling:
         versions.watch(self)
         if self._frees_ram:
             tier.ladder.begins(Rung.SPILL, self._relieve)
-        self._owed: set[VersionId] = set()
+        self._owed = self._taken_up()
         """What an earlier place of the copies may have, and the present one lacks."""
-        self._take_up()
 
-    def _take_up(self) -> None:
-        """What the last worker left."""
+    def _taken_up(self) -> set[VersionId]:
+        """What the last worker left; of it what has no copy here."""
         for op in self._log:
             if op.version is not None and op.version.is_local:
                 self.new(op.version)
                 self._look_at(op.version)
-        # its copies may lie elsewhere: the mark on the storage says so
-        self._owed.update(self._live)
-        self._look_what_is_owed()
+        # copies of it may lie elsewhere: the mark on the storage says so
+        owed = set(filter(self._lacks_copy, self._live))
+        self.spill.directory.lacks = bool(owed)
+        return owed
 
     def begin(self) -> None:
         """Who has files open is known from now on.
