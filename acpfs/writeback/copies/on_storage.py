@@ -92,7 +92,7 @@ class StoredJournals:
                 seed.execute("PRAGMA synchronous=OFF")
                 snapshot.backup(seed)
                 seed.execute("PRAGMA journal_mode=DELETE")
-            size = os.stat(file.name).st_size
+            size = os.fstat(file.fileno()).st_size
             for position in range(0, size, PIECE_BYTES):
                 piece = os.pread(file.fileno(), PIECE_BYTES, position)
                 hasher.update(piece)
