@@ -6,6 +6,8 @@ Ends with 1 when a violation was seen.
 from __future__ import annotations
 
 import contextlib
+import platform
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,6 +19,9 @@ import click
 
 from tests.cluster import outcome, ranks
 from tests.cluster.kills import KEEP, Ground, run
+from tests.cluster.losses import HEAD
+from tests.cluster.losses import run as run_losses
+from tests.cluster.losses import save as save_losses
 from tests.rig.storage import KINDS, UNCACHED, open_storage, why_not
 from tests.rig.storage.servers import Storage
 
@@ -78,6 +83,14 @@ WORKLOADS = ("files", *ranks.WORKLOADS)
     is_flag=True,
     help="beside the workloads that are kept there already: each can be run by itself",
 )
+@click.option(
+    "--losses",
+    default=0,
+    help="instead of kills: so many whole nodes with their RAM; their holders adopt what they have",
+)
+@click.option(
+    "--partitions", default=0, help="the same, with the node's network cut some time before"
+)
 @click.option("--quick", is_flag=True, help="a smoke: 5 kills on 2 nodes")
 def main(
     kills: int,
@@ -92,10 +105,14 @@ def main(
     seen: Path | None,
     kept: Path | None,
     add: bool,
+    losses: int,
+    partitions: int,
     quick: bool,
 ) -> None:
     """See the head of tools/cluster-drill."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that mounts are taken down
+    if losses or partitions:
+        lose(losses, partitions, seed, kept)
     if quick:
         kills = 5
         nodes = 2
@@ -142,6 +159,26 @@ def main(
     for line in [line for one in found for line in one.violations[:10]]:
         click.echo(line)
     sys.exit(any(one.violations or one.end for one in found))
+
+
+def lose(losses: int, partitions: int, seed: int, kept: Path | None) -> None:
+    """Whole nodes; ends the program."""
+    with tempfile.TemporaryDirectory(
+        prefix="acpfs-cluster-", ignore_cleanup_errors=True
+    ) as directory:
+        found = run_losses(Path(directory), seed, losses, partitions, click.echo)
+    for one in found:
+        click.echo(dict(zip(HEAD, one.row(), strict=True)))
+    if kept is not None:
+        save_losses(
+            kept,
+            found,
+            shlex.join(["tools/cluster-drill", *sys.argv[1:]]),
+            platform.release().split("-")[0],
+        )
+    for line in [line for one in found for line in one.violations[:10]]:
+        click.echo(line)
+    sys.exit(any(one.violations for one in found))
 
 
 def possible(workload: str) -> bool:
