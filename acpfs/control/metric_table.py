@@ -172,6 +172,12 @@ GAUGES: dict[str, Gauge] = {
         "files that have no copy at another node yet",
         lambda s: None if s.copies is None else s.copies.behind_files,
     ),
+    "held_missing_nodes": Gauge(
+        "nodes that are missing, and of which something is held here",
+        lambda s: len(
+            {one.node for one in s.held} & set(() if s.cluster is None else s.cluster.missing)
+        ),
+    ),
     "mirror_behind_bytes": Gauge(
         "bytes of files that are complete and have no copy yet",
         lambda s: (

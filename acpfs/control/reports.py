@@ -402,6 +402,10 @@ class NodeReport:
     """Of cold files, that this mount had from it directly (`exchange`), since its daemon began."""
     given_bytes: int = 0
     """That this mount gave it."""
+    held_bytes: int = 0
+    """Of what it has not persisted, held here for its loss (`copies`)."""
+    is_holder: bool = False
+    """It holds what this mount has not persisted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,6 +679,10 @@ class CheckpointReport:
     """From first create to last close."""
     persist_s: float | None
     """From first create until all was persisted."""
+    copied_files: int
+    """Of those that are not persisted, such as another node has as well (`copies`)."""
+    holder: str | None
+    """That node."""
     loads_from: str
     """ram, spill, backing or mixed."""
     estimated_load_s: float | None
@@ -690,7 +698,7 @@ class HistoryEntry:
     at: float
     kind: str
     """checkpoint (persisted), load (of one), mount, takeover (of another worker), storage (its
-    health), refused, interrupted, withheld, conflict, member, bypass.
+    health), refused, interrupted, withheld, conflict, member, copies (who holds them), bypass.
     """
     text: str
     """In words."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
-from acpfs.types import ROOT
+from acpfs.types import ROOT, Seq
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import OpKind
 
@@ -35,6 +35,8 @@ class KnownFile:
     """Its writer was lost, or a write failed."""
     is_persisted: bool
     """Content and name, as they are now."""
+    logged_until: Seq | None = None
+    """Number of the last operation about it; None: not all that it is was logged."""
 
 
 class KnownFiles:
@@ -95,7 +97,18 @@ class KnownFiles:
         is_persisted = not (node.modified or moving or node.unlogged or pending)
         is_half = node.interrupted or bool(node.modified and body.failed and not node.handles)
         is_writing = node.modified and not is_half
-        return KnownFile(path, node.size, taken, spilled, is_writing, is_half, is_persisted)
+        last = self._log.last_of(node.ino)
+        is_logged = last is not None and not (node.modified or moving or node.unlogged)
+        return KnownFile(
+            path,
+            node.size,
+            taken,
+            spilled,
+            is_writing,
+            is_half,
+            is_persisted,
+            last.seq if last is not None and is_logged else None,
+        )
 
     def is_gone(self, path: bytes) -> bool:
         """Whether the mount shows that nothing lies at a path, whatever the backing directory still

@@ -42,6 +42,8 @@ class _Sum:
     """Files whose size is not known, because the backing directory did not say."""
     ram: int = 0
     spilled: int = 0
+    copied: int = 0
+    """Files that are not persisted, and that another member has."""
     times: CheckpointTimes | None = field(default=None)
 
     def add(self, file: KnownFile) -> None:
@@ -187,20 +189,33 @@ class CheckpointView:
         catalogue = self._parts.inner.catalogue
         with lock:
             top = catalogue.recognise(path, directory=True)
+            copied_until, holder = self._copied()
         sums: dict[Checkpoint, _Sum] = {}
         for file in self._known(_around(top.save_dir, top.path) if top is not None else path):
             checkpoint = catalogue.recognise(file.path)
             if checkpoint is not None and top in (None, checkpoint):
                 total = sums.setdefault(checkpoint, _Sum())
                 total.add(file)
+                until = file.logged_until
+                total.copied += until is not None and until <= copied_until
                 total.damaged += file.is_persisted and file.path in catalogue.damaged
         with lock:
             for checkpoint, total in sums.items():
                 total.times = catalogue.times(checkpoint)
         ordered = sorted(sums, key=lambda c: (c.save_dir, c.order, _closed(sums[c])))
-        return [self._report(checkpoint, sums[checkpoint]) for checkpoint in ordered]
+        return [self._report(checkpoint, sums[checkpoint], holder) for checkpoint in ordered]
 
-    def _report(self, checkpoint: Checkpoint, total: _Sum) -> CheckpointReport:
+    def _copied(self) -> tuple[int, str]:
+        """Number of the last operation that another member has, with all before it, and which one;
+        (-1, ""): none has. Under the lock.
+        """
+        spilling = self._parts.inner.spilling
+        if spilling is None or not spilling.copies_to_members or spilling.spill.mirror is None:
+            return -1, ""
+        holder = spilling.spill.mirror.statistics().counts_at
+        return (spilling.unmirrored().until, holder) if holder else (-1, "")
+
+    def _report(self, checkpoint: Checkpoint, total: _Sum, holder: str) -> CheckpointReport:
         times = total.times or CheckpointTimes(0.0)
         persisted_at = times.persisted_at if total.persisted == total.files else 0.0
         return CheckpointReport(
@@ -217,6 +232,8 @@ class CheckpointView:
             closed_at=times.closed_at or None,
             persisted_at=persisted_at or None,
             verified_at=max(0.0, times.verified_at) or None,
+            copied_files=total.copied,
+            holder=holder if total.copied else None,
             save_s=max(0.0, times.closed_at - times.began_at)
             if times.began_at and times.closed_at
             else None,

@@ -37,6 +37,8 @@ class SeenStatus:
     missing: tuple[str, ...] = ()
     conflicts: int = 0
     bypassed: str | None = None
+    holder: str = ""
+    """The member that holds what is not persisted here; "": none, or it is out of reach."""
 
     @classmethod
     def of(cls, status: Status) -> SeenStatus:
@@ -49,7 +51,13 @@ class SeenStatus:
             () if cluster is None else tuple(cluster.missing),
             status.conflicts_total,
             status.bypass_reason or "" if status.bypassed_since is not None else None,
+            _holder(status),
         )
+
+
+def _holder(status: Status) -> str:
+    copies = status.copies
+    return "" if copies is None or copies.state != "on" else copies.holder or ""
 
 
 def begun(status: Status) -> tuple[str, str]:
@@ -104,6 +112,9 @@ def changes(before: SeenStatus, now: SeenStatus, why: str) -> list[tuple[str, st
         for node in before.missing
         if node not in now.missing
     ]
+    if now.holder != before.holder:
+        text = f"{now.holder} holds copies of what is not persisted"
+        found.append(("copies", text if now.holder else f"{before.holder} is out of reach"))
     if now.bypassed is not None and before.bypassed is None:
         found.append(("bypass", f"new opens are native: {now.bypassed}"))
     return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -157,7 +158,16 @@ def exchange_counters(parts: Parts) -> dict[str, int]:
 def node_reports(parts: Parts) -> list[NodeReport]:
     """This node first."""
     cluster = parts.cluster.statistics()
-    return [_own(parts, cluster), *(_exchanged(parts, _peer(peer)) for peer in cluster.peers)]
+    spill = parts.inner.spill
+    holder = "" if spill is None or spill.mirror is None else spill.mirror.statistics().counts_at
+    held: Counter[str] = Counter()
+    for one in parts.holding.statistics():
+        held[one.origin] += one.bytes
+    found = [_own(parts, cluster), *(_exchanged(parts, _peer(peer)) for peer in cluster.peers)]
+    return [
+        replace(one, held_bytes=held[one.node], is_holder=bool(holder) and one.node == holder)
+        for one in found
+    ]
 
 
 def _exchanged(parts: Parts, report: NodeReport) -> NodeReport:

@@ -66,14 +66,35 @@ def settings_in(documents: list[dict[str, Any]], tmp_path: Path) -> Settings:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--claim", "checkpoints", "--node", "gpu=yes"], ["--inside"]],
-    ids=["host", "claim", "inside"],
+    [[], ["--claim", "checkpoints", "--node", "gpu=yes"], ["--inside"], ["--copies", "1"]],
+    ids=["host", "claim", "inside", "copies"],
 )
 def test_kubernetes_takes_the_manifests(words: list[str]) -> None:
     for document in printed(*words):
         if document["kind"] not in MONITORS:
             for version in VERSIONS:
                 kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.clause("S604")
+@pytest.mark.parametrize("words", [["--copies", "1"], ["--exchange", "auto"]])
+def test_members_that_exchange_reach_each_other_and_prometheus_the_metrics(
+    words: list[str],
+) -> None:
+    """A policy that selects a pod shuts out whatever none names."""
+    documents = printed(*words)
+    policy = of_kind(documents, "NetworkPolicy")["spec"]
+    template = of_kind(documents, "DaemonSet")["spec"]["template"]
+    labels = policy["podSelector"]["matchLabels"]
+    assert labels.items() <= template["metadata"]["labels"].items()
+    members, metrics = policy["ingress"]
+    assert members["from"] == [{"podSelector": {"matchLabels": labels}}]
+    assert members["ports"] == [{"protocol": "TCP", "port": 1024, "endPort": 65535}]
+    (port,) = metrics["ports"]
+    served = [one for each in template["spec"]["containers"] for one in each.get("ports", [])]
+    assert port["port"] in {one["name"] for one in served}
+    assert "from" not in metrics
+    assert "NetworkPolicy" not in {document["kind"] for document in printed()}
 
 
 def names(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

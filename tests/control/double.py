@@ -271,6 +271,8 @@ def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
         "persisted_files": files,
         "bytes": 1,
         "ram_bytes": 1,
+        "copied_files": 0,
+        "holder": None,
     }
     values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
     return CheckpointReport(path, files=files, **values)

@@ -233,6 +233,32 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+@clause("S603")
+def test_people_see_where_each_checkpoint_lies(tmp_path: Path, fault_fs: FaultFs) -> None:
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
+    with mounted(*members) as (saves, holds):
+        (saves.path / "step-1").mkdir()
+        (saves.path / "step-1" / "model").write_bytes(b"1" * MIB)
+        saves.flush()
+        frozen(fault_fs, "saves")
+        (saves.path / "step-2").mkdir()
+        for name in ("model", "optimizer"):
+            (saves.path / "step-2" / name).write_bytes(b"2" * MIB)
+        wait_copied(saves, 2)
+        text = saves.run("acpfs-ctl", str(saves.path), "checkpoints").stdout
+        rows = {line.split()[0]: line for line in text.splitlines() if "step-" in line}
+        assert "on the storage" in rows["step-1"]
+        assert "here and at holds" in rows["step-2"]
+        found = {one["path"]: one for one in saves.ctl("checkpoints")}
+        assert (found["step-2"]["copied_files"], found["step-2"]["holder"]) == (2, "holds")
+        (ours,) = [one for one in saves.ctl("nodes") if one["node"] == "holds"]
+        assert ours["is_holder"]
+        (theirs,) = [one for one in holds.ctl("nodes") if one["node"] == "saves"]
+        assert theirs["held_bytes"] == holds.status()["ram"]["held_bytes"]
+        fault_fs.clear()
+        saves.flush()
+
+
 @clause("S590")
 def test_wait_says_which_of_both_was_first(tmp_path: Path, fault_fs: FaultFs) -> None:
     members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]

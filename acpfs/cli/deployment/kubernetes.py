@@ -18,7 +18,7 @@ from acpfs import __version__
 from acpfs.cli.deployment.templates import filled, indented, scalar, toml
 from acpfs.cli.file_names import FILE_PATH
 from acpfs.cli.mount import ARGUMENTS, DescribedCommand, setting_options
-from acpfs.config import Settings, load_settings
+from acpfs.config import OFF, Settings, load_settings
 from acpfs.errors import ConfigError
 
 DAEMON_BYTES = 1 << 30
@@ -141,6 +141,7 @@ def manifests(
         return filled("inside.yaml", values)
     parts = [
         "kubernetes.yaml",
+        *(["policy.yaml"] if settings.listens != OFF else []),
         *(["monitor.yaml"] if monitor else []),
         *(["job.yaml"] if example else []),
     ]

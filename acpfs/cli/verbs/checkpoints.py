@@ -38,6 +38,7 @@ def command(target: Target, path: str | None, as_json: bool) -> None:
         "files",
         "size",
         "state",
+        "lies",
         "saved in",
         "persisted in",
         "loads from",
@@ -57,12 +58,25 @@ def _row(report: show.Json) -> tuple[str, ...]:
         str(report["files"]),
         show.size(report["bytes"]),
         show.checkpoint_state(report),
+        lies(report),
         *(_duration(report[key]) for key in ("save_s", "persist_s")),
         {"ram": "RAM", "mixed": "several places"}.get(
             str(report["loads_from"]), str(report["loads_from"])
         ),
         _duration(report["estimated_load_s"]),
     )
+
+
+def lies(report: show.Json) -> str:
+    """Where a checkpoint is: what the loss of this node would leave of it."""
+    if report["persisted_files"] == report["files"]:
+        return "on the storage"
+    left = report["files"] - report["persisted_files"]
+    copied = report.get("copied_files", 0)
+    if not copied:
+        return "here alone"
+    holder = show.printable(report["holder"])
+    return f"here and at {holder}" if copied >= left else f"here, {copied} of {left} at {holder}"
 
 
 def _duration(seconds: float | None) -> str:

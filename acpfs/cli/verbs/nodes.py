@@ -22,6 +22,8 @@ HEADINGS = (
     "bound",
     "read from",
     "given to",
+    "held here",
+    "holds ours",
     "errors",
 )
 
@@ -51,6 +53,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
                 "bound",
                 "read from",
                 "given to",
+                "held here",
             ),
         )
         for row in rows:
@@ -117,5 +120,7 @@ def member_row(row: show.Json) -> tuple[str, ...]:
         show.duration(row["clock_bound_s"]),
         show.size(row.get("got_bytes", 0)),
         show.size(row.get("given_bytes", 0)),
+        show.size(row["held_bytes"]) if row.get("held_bytes") else "",
+        "yes" if row.get("is_holder") else "",
         errors,
     )
