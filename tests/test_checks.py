@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,22 +76,37 @@ def test_a_list_that_cannot_be_said_is_no_name_of_a_test() -> None:
     assert "nothing to test is named" not in done.stderr
 
 
+DIES = "docs/CALLS.html#open-files-when-the-daemon-dies"
+LEAVES = "docs/guide/first-bad-night.html#a-node-is-to-go-drain-it"
 LOOKED_FOR = {
-    "daemon dies": "docs/CALLS.html#when-the-daemon-dies",
+    "daemon dies": DIES,
+    "open files": DIES,
+    "what happens to an open file when the daemon dies": DIES,
     "fsync": "docs/CALLS.html#fsync",
-    "drain node": "docs/guide/first-bad-night.html#a-node-is-to-go-drain-it",
+    "what does fsync promise": "docs/CALLS.html#fsync",
+    "drain": LEAVES,
+    "drain node": LEAVES,
+    "how to drain before a node goes": LEAVES,
     "parked": "docs/guide/words.html#parked",
+    "what does parked mean": "docs/guide/words.html#parked",
     "interrupted": "docs/guide/words.html#interrupted",
     "withheld": "docs/guide/words.html#withheld",
+    "rename": "docs/CALLS.html#rename-and-latest",
+    "umount in use": "docs/TROUBLESHOOTING.html#umount-fails-or-is-in-use",
+    "ram_per_user": "docs/reference/settings.html",
+    "power loss": "docs/guide/first-bad-night.html#the-machine-lost-its-power",
 }
-"""What somebody types into the site's search, and the section that he wants."""
+"""What somebody types into the site's search, and the section that he wants: one of the first three
+hits has to be it.
+"""
+HITS_READ = 3
 
 
 @pytest.mark.check
 @pytest.mark.slow
 @pytest.mark.skipif(
-    "ACPFS_SITE_PYTHON" not in os.environ,
-    reason="mkdocs-material is not here: `tools/test site` installs it, CI does not",
+    "ACPFS_SITE_PYTHON" not in os.environ or shutil.which("node") is None,
+    reason="mkdocs-material or node is not here: `tools/test site` installs them, CI does not",
 )
 def test_site(tmp_path: Path) -> None:
     """Each link of each page leads somewhere, and the search finds what people look for.
@@ -100,8 +116,8 @@ def test_site(tmp_path: Path) -> None:
     python = os.environ["ACPFS_SITE_PYTHON"]
     said = ended([python, "tools/site.py", str(tmp_path / "site"), *LOOKED_FOR])
     for words, section in LOOKED_FOR.items():
-        first = said.partition(f"\n{words}\n")[2].partition("\n")[0]
-        assert first.strip() == section, f"{words}: {said}"
+        hits = said.partition(f"\n{words}\n")[2].split("\n")[:HITS_READ]
+        assert section in [hit.strip() for hit in hits], f"{words}: {said}"
     calls = (tmp_path / "site/docs/CALLS.html").read_text()
     assert '<a href="internals/clauses/closing.html#S14">S14</a>' in calls
     assert 'id="S14"' in (tmp_path / "site/docs/internals/clauses/closing.html").read_text()

@@ -3,7 +3,8 @@
 Usage: python tools/site.py DIRECTORY [QUERY...]. Needs what tools/requirements-site.txt names;
 `tools/site` sees to that. The documents are copied as they lie in the tree, so that their links
 hold there as well. Numbers of clauses and promises (S13, T10, X1, P7) lead to what they say. With
-queries, says for each which page and section the search shows first.
+queries, says for each which pages and sections the search shows first: its own script is asked,
+which needs `node`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,19 @@ SEVERAL = re.compile(r"\[((?:S\d+ ?)+)\]\([^)]*\)")
 LEFT_ALONE = re.compile(r"^#.*$|^    .*$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.MULTILINE)
 UNLINKED = ("CHANGELOG.md", "docs/CONTRIBUTING.md", "bench/")
 HITS = 5
+WEIGHTS = {
+    "docs/guide/": 8,
+    "docs/CALLS.md": 8,
+    "docs/TROUBLESHOOTING.md": 4,
+    "docs/OPERATIONS.md": 2,
+    "docs/reference/": 2,
+    "docs/internals/": 0.25,
+    "bench/": 0.02,
+    "CHANGELOG.md": 0.1,
+}
+"""Of pages in the search, where not 1: who looks something up wants to know what to do, before how
+it is done and what was measured.
+"""
 NAVIGATION: list[dict[str, Any]] = [
     {"acpfs": "README.md"},
     {
@@ -140,6 +154,12 @@ def places_of(names: list[str]) -> dict[str, str]:
     }
 
 
+def weighed(text: str, name: str) -> str:
+    """A page with its weight in the search, where that is not 1."""
+    weight = next((of for start, of in WEIGHTS.items() if name.startswith(start)), 1)
+    return text if weight == 1 else f"---\nsearch:\n  boost: {weight}\n---\n\n{text}"
+
+
 def as_the_site_reads_it(text: str, name: str, places: dict[str, str]) -> str:
     """A list may follow a line of text at once in our documents, and not in the site's Markdown.
 
@@ -182,7 +202,8 @@ def build(target: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(".md"):
                 text = (ROOT / name).read_text(encoding="utf-8")
-                place.write_text(as_the_site_reads_it(text, name, places), encoding="utf-8")
+                shown = weighed(as_the_site_reads_it(text, name, places), name)
+                place.write_text(shown, encoding="utf-8")
             else:
                 shutil.copy(ROOT / name, place)
         settings = {**SETTINGS, "docs_dir": "pages", "site_dir": "site"}
@@ -199,22 +220,16 @@ def build(target: Path) -> None:
         shutil.move(scratch / "site", target)
 
 
-def found_by(site: Path, query: str) -> list[str]:
-    """What the site's own search shows for some words: addresses, the best first.
+def found_by(site: Path, queries: list[str]) -> list[list[str]]:
+    """What the site's own search shows for each: addresses, the best first; of each page the
+    section that fits best.
 
-    By lunr's rules, with which the page searches in the browser: all words, a title counts more.
+    Raises:
+        CalledProcessError, FileNotFoundError: there is no `node`, or it cannot run that script.
     """
-    import lunr
-
-    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
-    entries = index["docs"]
-    by_words = lunr.lunr(
-        ref="location",
-        fields=[{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}],
-        documents=entries,
-    )
-    words = " ".join(f"+{word}" for word in query.split())
-    return [hit["ref"] for hit in by_words.search(words)[:HITS]]
+    words = ["node", str(ROOT / "tools/site_search.js"), str(site), *queries]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return [[page[0] for page in json.loads(line)][:HITS] for line in said.splitlines()]
 
 
 def main(target: Path, queries: list[str]) -> None:
@@ -222,8 +237,8 @@ def main(target: Path, queries: list[str]) -> None:
     build(target)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target}: {len(list(target.rglob('*.html')))} pages, {size / (1 << 20):.1f} MiB")
-    for query in queries:
-        print(query, *found_by(target, query), sep="\n    ")
+    for query, found in zip(queries, found_by(target, queries) if queries else [], strict=True):
+        print(query, *found, sep="\n    ")
 
 
 if __name__ == "__main__":
