@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.records import AttributeChange, OpenFile
 from acpfs.filesystem.steps import settled, wait
+from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.types import ROOT, Ino
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_cold_reads import Hang
@@ -696,3 +698,44 @@ def test_small_writes_are_made_where_they_come_if_that_thread_may_wait(
         assert (w.backing / "big").read_bytes() == expected
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
+@pytest.mark.parametrize("what", ["begun anew", "changed", "changed again"])
+def test_what_finds_no_page_goes_past_ram_though_the_budget_has_room(
+    tmp_path: Path, what: str
+) -> None:
+    """Others have filled the shared memory that the RAM tier lies in."""
+    ram = tmp_path / "tier" / "data"
+    ram.mkdir(parents=True)
+
+    async def scenario(w: World) -> None:
+        if what == "changed again":  # what is to be stored needs its bytes
+            w.engine.hold(True)
+            await w.write(b"g", b"old")
+        with tempfile.TemporaryFile(dir=ram) as others:  # has no name there
+            with contextlib.suppress(OSError):  # ENOSPC
+                while os.write(others.fileno(), bytes(4096)):
+                    pass
+            if what == "changed":
+                ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+                opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            elif what == "changed again":
+                ino = (await w.do(w.fs.lookup(ROOT, b"g"))).ino
+                opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            else:
+                opened, _attributes = await w.create(b"g")
+            await w.do(w.fs.write(opened.handle, 0, b"new"))
+            await w.close(opened)
+            await w.drained()
+        name = "f" if what == "changed" else "g"
+        rest = bytes(100_000)[3:] if what == "changed" else b""
+        assert (w.backing / name).read_bytes() == b"new" + rest
+
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing" / "f").write_bytes(bytes(100_000))
+    mount_tmpfs(ram, "size=2M")
+    try:
+        run(tmp_path, scenario)
+    finally:
+        unmount(ram, detach=True)

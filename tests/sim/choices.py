@@ -108,6 +108,11 @@ SHARES = 0.3
 """Share of histories of those that have little RAM in which each program has an owner of its own,
 and each owner a part of RAM (`ram_per_user`).
 """
+FULL_RAM = 0.25
+"""Share of histories with short RAM in which others fill its tmpfs at times."""
+FULL_RAM_S = (0.1, 2.0, 20.0)
+"""For how long."""
+FULL_RAM_UNTIL_S = 10.0
 SPILL_BYTES = (150_000, 1_000_000, 16 << 20)
 MAY_KEEP = (Profile.HANG, Profile.FULL, Profile.SHORT, Profile.LANE)
 """Profiles in which a seed says whether the session outlives the daemon."""
@@ -171,6 +176,14 @@ def _share_bytes(choices: Choices, ram_bytes: int) -> int:
     return ram_bytes // chance.choice((1, 2, 4)) if has_shares else 0
 
 
+def _full_ram_s(choices: Choices) -> tuple[tuple[float, float], ...]:
+    chance = choices.stream("full RAM")
+    if choices.profile is not Profile.SHORT or chance.random() >= FULL_RAM:
+        return ()
+    begins = sorted(chance.uniform(0, FULL_RAM_UNTIL_S) for _time in range(chance.randrange(1, 5)))
+    return tuple((begin, begin + chance.choice(FULL_RAM_S)) for begin in begins)
+
+
 def _when_full(choices: Choices, chance: random.Random, *, waits: bool) -> WhenFull:
     """`waits`: what an application asked to have past RAM fails with the storage."""
     drawn = chance.choice((WhenFull.WAIT, WhenFull.NATIVE))
@@ -220,6 +233,8 @@ class Knobs:
     """The budget of the lives after the first: somebody may mount again with less."""
     share_bytes: int
     """Of RAM that the files of one program may have (`ram_per_user`); 0: there is no limit."""
+    full_ram_s: tuple[tuple[float, float], ...]
+    """From when to when, in seconds of the history, the tmpfs has no page left."""
     keeps_session: bool
     counts_subdirectories: bool
     reuses_numbers: bool
@@ -299,6 +314,7 @@ class Knobs:
             ram_bytes=(ram_bytes := _ram_bytes(choices, chance)),
             later_ram_bytes=_later_ram_bytes(choices, ram_bytes),
             share_bytes=_share_bytes(choices, ram_bytes),
+            full_ram_s=() if choices.without_faults else _full_ram_s(choices),
             keeps_session=profile in (Profile.SESSION, Profile.SHARED)
             or (profile in MAY_KEEP and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
@@ -355,6 +371,7 @@ class Knobs:
             f"later {self.later_ram_bytes >> 10}" if self.later_ram_bytes < self.ram_bytes else "",
             f"no changes for {self.outage_s} s of each life" if self.outage_s else "",
             f"also for {self.last_faults_s} s of the last one" if self.last_faults_s else "",
+            f"its tmpfs is full {len(self.full_ram_s)} times" if self.full_ram_s else "",
             "programs stand still" if self.stands_still else "",
             "" if self.spill_bytes is None else f"{self.spill_bytes >> 10} KiB of spill",
             self._mirror_words() if self.mirrors else "",

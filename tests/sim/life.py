@@ -59,7 +59,7 @@ from tests.sim.scheduler import Alarm, Killed, NoThreads, Timers, TurnFileCalls,
 from tests.sim.spilling import DiskFaults, SpillWorld, salvaged, spill_of
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
-from tests.sim.virtual import MACHINE, stamp
+from tests.sim.virtual import MACHINE, START_S, stamp
 
 POOLS = ("requests", "streams", "commits", "syncs", "fills", "verifies")
 THREADS = 8
@@ -271,6 +271,7 @@ class Life:
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
         self.commits = self.musts = self.tier_changes = self.answered = 0
+        self._pages_missed = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
@@ -374,6 +375,8 @@ class Life:
             self.tier.slack_bytes = knobs.slack_bytes + knobs.ram_bytes - ram_bytes
             expect_mapped(self.inner.expectations)
             self._passthrough.serve(self)
+        elif knobs.full_ram_s:
+            MACHINE.is_full = partial(self._is_full, knobs.full_ram_s)
         elif knobs.sees_writers:
             self.fs.offer_lanes(Lane.DIRECT, passthrough=False)
         self.references = References(self.inner.kept)
@@ -385,6 +388,15 @@ class Life:
             self._before(),
         )
         self.cluster = None if self._seat is None else self._member(storage, self._seat)
+
+    def _is_full(self, spans_s: Sequence[tuple[float, float]], fd: int) -> bool:
+        """Whether a tier file can take no page now."""
+        now_s = MACHINE.now() - START_S
+        if not any(begin <= now_s < end for begin, end in spans_s):
+            return False
+        is_full = "/tier/data/" in os.readlink(f"/proc/self/fd/{fd}")
+        self._pages_missed += is_full
+        return is_full
 
     def _before(self) -> Callable[[Op], None]:
         """What the engine asks ahead of each operation."""
@@ -624,6 +636,7 @@ class Life:
             "files in the spill directory": self.fs.statistics().spilled[0],
             "holds": self.inner.hold.holds,
             "files that outgrew RAM": self.inner.outgrown.files,
+            "writes without a page": self._pages_missed,
             **self.closes,
         }
 

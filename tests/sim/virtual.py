@@ -10,6 +10,7 @@ A history never runs in a process that does anything else (`tests/sim/__main__.p
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -46,6 +47,9 @@ DESCRIPTOR_CALLS = (
 """What acpfs calls on descriptors of the storage past `Lower`."""
 CHANGING = ("pwrite", "ftruncate")
 """Of these; `stamp`."""
+TAKES_PAGES = {"pwrite": 0, "copy_file_range": 1}
+"""Calls that may make a file in RAM longer → which of their arguments is that file."""
+PWRITE_OFFSET = 2
 
 
 class Descriptors(Protocol):
@@ -63,10 +67,15 @@ class Machine:
         self.descriptors: Descriptors | None = None
         self.stamps = False
         """Files in RAM have times of this clock, too: the kernel writes them."""
+        self.is_full: Callable[[int], bool] | None = None
+        """Whether the file system of a file in RAM, a descriptor, has no page left for it: others
+        have filled it. None: nobody asks.
+        """
 
     def begin(self, seed: int, descriptors: Descriptors, *, stamps: bool = False) -> None:
         """Another history."""
         self.stamps = stamps
+        self.is_full = None
         kernel_writes._numbers = itertools.count()
         self.moment_s = START_S
         self.chance = random.Random(seed)
@@ -101,13 +110,27 @@ def stamp(fd: int) -> None:
         set_mtime(fd, MACHINE.wall_ns())
 
 
+def _take_pages(is_full: Callable[[int], bool], name: str, arguments: tuple[Any, ...]) -> None:
+    """A file in RAM is about to be written; what it has can be overwritten, come what may."""
+    fd = arguments[TAKES_PAGES[name]]
+    if name == "pwrite":
+        end = arguments[PWRITE_OFFSET] + len(arguments[1])
+        if end <= os.stat(fd).st_size:
+            return
+    if is_full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _on_descriptor(name: str) -> Callable[..., Any]:
     """The call of the machine for its own descriptors, that of the storage for the storage's."""
     real = getattr(os, name)
     changes = name in CHANGING
+    takes_pages = name in TAKES_PAGES
 
     def call(fd: Any, *arguments: Any, **named: Any) -> Any:
         if not isinstance(fd, int) or fd < FIRST_FD:
+            if takes_pages and MACHINE.is_full is not None:
+                _take_pages(MACHINE.is_full, name, (fd, *arguments))
             result = real(fd, *arguments, **named)
             if changes:
                 stamp(fd)
@@ -129,7 +152,7 @@ def install() -> None:
         *rounds.replaced(),
         (Future, "result", result_in_turns),
         (Future, "exception", exception_in_turns),
-        *((os, name, _on_descriptor(name)) for name in DESCRIPTOR_CALLS),
+        *((os, name, _on_descriptor(name)) for name in (*DESCRIPTOR_CALLS, "copy_file_range")),
     ]
     for module, name, value in replaced:
         setattr(module, name, value)

@@ -11,6 +11,7 @@ import errno
 import os
 
 from acpfs.backing.calls import CallPool
+from acpfs.errors import FULL_ERRNOS
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.versions import Versions
@@ -74,8 +75,11 @@ class CopyAside:
             target = self._tier.create()
             try:
                 await self._copy(body.tier, target, size)
-            except BaseException:
+            except BaseException as error:
                 self._tier.remove(target)
+                if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+                    # others have filled the tmpfs, though the budget has room
+                    return not self._versions.on(body.tier)
                 raise
             finally:
                 self._tier.release(size, node.ino)

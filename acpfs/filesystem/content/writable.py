@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from acpfs.backing.lower import LowerStat
 from acpfs.backing.progress import Progress
+from acpfs.errors import FULL_ERRNOS
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
@@ -93,6 +94,12 @@ class Writable:
                 continue
             try:
                 (tier_id, st), known = await self._read(node, self._view.read_up, wanted)
+            except OSError as error:
+                if error.errno not in FULL_ERRNOS:
+                    raise
+                # others have filled the tmpfs, though the budget has room
+                await self._bring_beside(node, wanted)
+                continue
             finally:
                 self._tier.release(wanted, node.ino)
             take = partial(self._contents.adopt, node, tier_id)
