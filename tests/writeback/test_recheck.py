@@ -279,6 +279,35 @@ def test_a_directory_that_was_moved_with_what_was_done_in_it(world: World, run: 
 
 
 @clause("S6")
+def test_what_was_moved_and_came_back_is_not_moved_once_more(world: World, run: Run) -> None:
+    """A file was moved away and another made in its place, and they changed places: after a flush
+    that failed, the first of it was done once more, over the other file.
+    """
+    world.mkdir("d")
+    world.store("d/a", b"first")
+    run(world.drain)
+    wanted = {b"d/": b"", b"d/a": b"first", b"d/b": b"second"}
+    states: list[int] = []
+    failed: list[str] = []
+
+    def fail(label: str, _path: LowerPath) -> None:
+        if label == "rename" and not failed:  # so long that all are of one group
+            failed.append(label)
+            raise OSError(errno.EIO, "not done")
+        if label == "fsync directory" and not states and world.lower.visible() == wanted:
+            states.append(len(world.lower.visible_history))
+            raise OSError(errno.EIO, "not done")
+
+    world.lower.fault = fail
+    world.rename("d/a", "d/b")
+    world.store("d/a", b"second")
+    world.exchange("d/a", "d/b")
+    run(world.drain)
+    assert world.application_view() == wanted
+    assert [state for state in world.lower.visible_history[states[0] :] if state != wanted] == []
+
+
+@clause("S6")
 def test_attributes_that_followed_a_lost_content_come_with_it(world: World, run: Run) -> None:
     """They were given to a file that is not there any more, by an operation of their own in the
     same group.

@@ -131,6 +131,8 @@ class Recheck:
             return False
         if op.kind is OpKind.EXCHANGE and op.payload:  # else one of the two was alone, and moved
             return self._exchange(op, (at, source), (to, target))
+        if self._parts.node_at(at) == op.ino:
+            return False  # another operation of the group has brought it back
         there = self._parts.look(target)
         here = self._parts.look(source)
         if here is None or (there is not None and there.ino == st.ino):
