@@ -45,6 +45,14 @@ MAPPING_KINDS = {"map new": 2, "store": 4, "unmap": 1}
 """The same, where programs map files."""
 LANE_KINDS = {"be killed": 1}
 """The same, in the passthrough lane alone."""
+HABITS = 0.3
+"""Share of histories whose programs do several calls in a row, as jobs do (`habits`)."""
+HABITS_NUMBER = 29580
+"""With it, no history that failed before there were habits has any: they are what they were."""
+MEMBERS_HABITS_NUMBER = 11
+"""The same, of members, of which checkpoints begin as something changes then (`members.plan`)."""
+TIDIED = 0.4
+"""Share of those in which staging files are tidied up, beside what others have of that."""
 NOT_IN_LANE = ("link",)
 """Of files with several names others see later writes of the kernel one by one."""
 LEAVES_WRITERS = 0.6
@@ -99,6 +107,7 @@ class Profile(enum.Enum):
 HAVE_READERS = (Profile.PLAIN, Profile.SESSION, Profile.SHORT)
 READERS = 0.5
 """Share of histories of those in which somebody reads what others write."""
+HAVE_HABITS = tuple(one for one in Profile if one is not Profile.SHARED)
 HAVE_SPILL = (Profile.SHORT, Profile.LANE)
 SPILLS = 0.35
 """Share of histories of those that have a spill directory."""
@@ -141,6 +150,12 @@ class Choices:
     """Threads have their turns in the order in which they came."""
 
     LIVES_MAX: ClassVar[int] = LIVES_MAX
+
+    @property
+    def has_habits(self) -> bool:
+        """By a stream of its own: the others are what they were before there were any."""
+        number = MEMBERS_HABITS_NUMBER if self.profile is Profile.MEMBERS else HABITS_NUMBER
+        return self.profile in HAVE_HABITS and self.stream("habits", number).random() < HABITS
 
     def stream(self, *name: object) -> random.Random:
         """The chance of one decision."""
@@ -345,7 +360,12 @@ class Knobs:
             stands_still=is_short and choices.stream("still").random() < 0.5,
             sees_writers=profile is Profile.SHARED,
             # where RAM is lost, a staging file may be the only copy
-            is_tidied=faulty and chance.random() < 0.2 and profile is not Profile.MIRROR,
+            is_tidied=faulty
+            and (
+                chance.random() < 0.2
+                or (choices.has_habits and choices.stream("tidied").random() < TIDIED)
+            )
+            and profile is not Profile.MIRROR,
             has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
         )
 

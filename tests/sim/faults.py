@@ -12,6 +12,8 @@ from tests.sim.virtual import MACHINE
 HANGS_S = (0.1, 1.0, 7.0, 40.0)
 LANE_HANGS_S = (0.1, 0.3, 1.0, 7.0)
 """The same in the lane of the kernel, where writers are held meanwhile."""
+KILLED_AT_A_CHANGE = 0.4
+"""Share of lives of histories with habits that end as the storage has just been changed."""
 KILLED_AT_A_MUST = 0.3
 """Share of lives of that lane that end as something is recorded before it is done."""
 
@@ -77,12 +79,17 @@ class Death:
     """Of the files in RAM: one is made, or removed."""
     must: float = math.inf
     """Of those commits that have to be there before what follows is done."""
+    change: float = math.inf
+    """Of the storage: before the life hears of it."""
     calls: float = math.inf
     """Calls of programs that were answered in this life."""
     pause_s: float = 0.0
 
     @classmethod
     def drawn(cls, choices: Choices, *life: object) -> Death:
+        change = choices.stream("change", *life)
+        if choices.has_habits and change.random() < KILLED_AT_A_CHANGE:
+            return cls(change=change.randrange(1, 120))
         must = choices.stream("must", *life)
         if choices.profile is Profile.LANE and must.random() < KILLED_AT_A_MUST:
             return cls(must=must.randrange(1, 30), is_after=must.random() < 0.5)

@@ -16,6 +16,7 @@ from acpfs.writeback.commits.given_back import BARE_MODE
 from acpfs.writeback.copies.journal_marks import mark_path
 from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.crew import Crew, SharedFile
+from tests.sim.habits import JobProgram
 from tests.sim.kernel import WAIT_S, Process, Serving
 from tests.sim.life import Life
 from tests.sim.oracles import Told, judge_mirrored, judge_order, judge_shown
@@ -33,6 +34,8 @@ from tests.sim.virtual import MACHINE
 DRAIN_MAX_S = 3000.0
 """Virtual time in which everything is persisted, once faults have stopped."""
 LOOK_S = 0.5
+IN_VAIN_MAX_S = 5.0
+"""For which a file is kept back when there is room for a copy: a daemon looks each second."""
 ENDS_LOOKS = 1000
 """Within them ends what goes on after the last call: bytes that come to RAM."""
 RAM_LOST = 0.6
@@ -102,6 +105,8 @@ class History(Serving):
         """Since what a death left was last judged."""
         self._kept_back: dict[str, set[bytes]] = {}
         """What writers of a dead session have made of files."""
+        self._in_vain_s: dict[str, float] = {}
+        """Files that are kept back though RAM has room for a copy; since when."""
         self._halves_of = 0
         """The latest life with programs: what the mount shows of those is known to be whole
         since.
@@ -121,7 +126,7 @@ class History(Serving):
         for path in list(at_first):
             at_first[attribute(path, MODE)] = b"755" if path.endswith(b"/") else b"644"
         told = Told(f"{name}/".encode(), at_first)
-        return Program(name, Calls(process), self.choices, self.knobs, self.trace, told)
+        return JobProgram(name, Calls(process), self.choices, self.knobs, self.trace, told)
 
     def _crew(self, number: int, process: Process) -> Crew:
         name = f"p{number}"
@@ -419,6 +424,12 @@ class History(Serving):
             return
         stored = set(self.storage.visible().values())
         kept_back = life.kept_back()
+        now_s = MACHINE.moment_s
+        in_vain = life.kept_back_in_vain()
+        self._in_vain_s = {path: self._in_vain_s.get(path, now_s) for path in in_vain}
+        for path, since_s in self._in_vain_s.items():
+            if now_s - since_s > IN_VAIN_MAX_S:
+                raise Finding("KEPT BACK", f"{path} is kept back, and RAM has room for a copy")
         self.counts["looks at what is kept back"] += len(kept_back)
         for path in kept_back:
             if not self._kept_back.get(path, set()).isdisjoint(stored):

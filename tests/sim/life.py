@@ -201,6 +201,8 @@ class StorageCaller:
     def ends(
         self, label: str, arguments: Sequence[object], failure: OSError | None, *, is_lost: bool
     ) -> None:
+        if failure is None and label not in QUIET_CALLS:
+            self._count_change()
         if failure is not None:
             self._tell(label, arguments, f"fails: {failure.strerror}")
         elif is_lost:
@@ -209,6 +211,12 @@ class StorageCaller:
         elif label not in QUIET_CALLS:
             self._tell(label, arguments, "")
         self._life.turns.point()
+
+    def _count_change(self) -> None:
+        life = self._life
+        life.changes += 1
+        if life.changes == life.death.change:
+            life.kill("after a call on the storage")
 
     def _hang(self, label: str, arguments: Sequence[object]) -> None:
         until_s = MACHINE.moment_s + (delay_s := self._faults.hang_s())
@@ -270,7 +278,7 @@ class Life:
         self.closes = Counter[str]()
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
-        self.commits = self.musts = self.tier_changes = self.answered = 0
+        self.commits = self.musts = self.tier_changes = self.changes = self.answered = 0
         self._pages_missed = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
@@ -597,6 +605,23 @@ class Life:
         with self.fs.lock:
             warnings = self.inner.contents.earlier.warnings()
         return [warning.partition(" is kept back: ")[0] for warning in warnings]
+
+    def kept_back_in_vain(self) -> list[str]:
+        """Of these, files of which nothing but want of room is said to be in the way of a copy, and
+        there is room.
+        """
+        if self.tier.waiting():
+            return []
+        earlier = self.inner.contents.earlier
+        free_bytes = self.tier.free_bytes()
+        with self.fs.lock:
+            files = [
+                os.fsdecode(earlier._path(ino))
+                for tier_id, ino in earlier._files.items()
+                if not (tier_id in earlier._leaving or tier_id in earlier._again_at)
+                and self.tier.allocated_bytes(tier_id) <= free_bytes
+            ]
+        return sorted({*files} & {*self.kept_back()})
 
     def kept_back_as(self, tier_id: TierId) -> str:
         """The file of which that is kept back; "": it is not."""

@@ -108,6 +108,9 @@ class Kernel(Protocol):
 
     def new_caller(self) -> Caller: ...
 
+    mount: int
+    """The life in which its machine began."""
+
     @property
     def table(self) -> ProcessTable:
         """What /proc tells of processes."""
@@ -249,6 +252,15 @@ class Calls:
         """Of the program that makes them."""
         self.at: Opened | None = None
         """The file that it is at."""
+        self.release_pause_s: Callable[[], float] | None = None
+        """How long after the last close RELEASE comes; None: at once."""
+
+    async def pause(self, seconds: float) -> None:
+        """Within what a program does: it ends where its machine does meanwhile."""
+        mount = self.kernel.mount
+        await trio.sleep(seconds)
+        if mount != self.kernel.mount:
+            raise Died(mount)
 
     async def request(self, make: Callable[[FileSystem], Call[T]]) -> T:
         """One that may be sent again."""
@@ -344,6 +356,8 @@ class Calls:
         async with self.kernel.locked(ino):
             pass  # for a write that is under way
         await self.request(lambda fs: fs.flush(handle, pid))
+        if self.release_pause_s is not None:
+            await self.pause(self.release_pause_s())
         if self.kernel.left_by(ino, handle) and await self.request(
             lambda fs: fs.goes_on_mapped(handle)
         ):
@@ -550,7 +564,7 @@ class Program:
         if kind not in (*NEEDS_NONE, *WITH_OPEN_FILE) and not self._files():
             kind = "save"
         method: Callable[[random.Random], Awaitable[None]]
-        method = getattr(self, "_" + kind.replace(" ", "_"))
+        method = self.habit() or getattr(self, "_" + kind.replace(" ", "_"))
         self._calls.at = None
         try:
             await method(chance)
@@ -563,6 +577,13 @@ class Program:
             raise Finding(
                 "ANSWER", f"{self.under_way} of {self.name} fails with {name} at {_place(failure)}"
             ) from failure
+
+    async def _pause(self, chance: random.Random) -> None:
+        await self._calls.pause(chance.choice(PAUSES_S))
+
+    def habit(self) -> Callable[[random.Random], Awaitable[None]] | None:
+        """What it does instead of that call; None: the call."""
+        return None
 
     async def _give_up(self) -> None:
         """RAM had no room for what it wrote: it closes the file, and has that discarded."""
@@ -635,8 +656,9 @@ class Program:
 
     async def _save(self, chance: random.Random) -> None:
         path = self._fresh(chance)
-        data = chance.randbytes(chance.choice(self._knobs.sizes))
+        await self._save_as(path, chance.randbytes(chance.choice(self._knobs.sizes)))
 
+    async def _save_as(self, path: str, data: bytes) -> None:
         async def act() -> None:
             file = await self._calls.create(path)
             await self._calls.write(file, 0, data)
@@ -662,8 +684,10 @@ class Program:
         await self._write_again(chance, self._pick(chance, self._files()), keeps=True)
 
     async def _write_again(self, chance: random.Random, path: str, *, keeps: bool) -> None:
+        await self._rewrite(path, chance.randbytes(chance.choice(OLD_SIZES)), keeps=keeps)
+
+    async def _rewrite(self, path: str, data: bytes, *, keeps: bool) -> None:
         old = self.told.now[path.encode()] if keeps else b""
-        data = chance.randbytes(chance.choice(OLD_SIZES))
         what = "append" if keeps else "overwrite"
 
         async def act() -> None:
@@ -697,7 +721,9 @@ class Program:
         await self._change("cut", shown, lambda: by_path(act), path, size, is_gradual=is_gradual)
 
     async def _read(self, chance: random.Random) -> None:
-        path = self._pick(chance, self._files())
+        await self._read_file(self._pick(chance, self._files()))
+
+    async def _read_file(self, path: str) -> None:
         self.under_way = "read"
         self._trace.note(self.name, "read", (path,))
         got = {path.encode(): await self._calls.read(path)}
@@ -707,7 +733,9 @@ class Program:
     # -- names
 
     async def _make_directory(self, chance: random.Random) -> None:
-        path = self._fresh(chance)
+        await self._make_directory_as(self._fresh(chance))
+
+    async def _make_directory_as(self, path: str) -> None:
         place = f"{path}/".encode()
         shown = self._shown() | {place: b"", attribute(place, MODE): b"755"}
         await self._change(
@@ -725,7 +753,9 @@ class Program:
         )
 
     async def _delete(self, chance: random.Random) -> None:
-        path = self._pick(chance, self._files())
+        await self._delete_file(self._pick(chance, self._files()))
+
+    async def _delete_file(self, path: str) -> None:
         shown = self._shown()
         taken(shown, path.encode())
 
@@ -748,7 +778,9 @@ class Program:
         ]
         if not empty:
             return
-        path = self._pick(chance, empty)
+        await self._remove_directory_at(self._pick(chance, empty))
+
+    async def _remove_directory_at(self, path: str) -> None:
         shown = self._shown()
         taken(shown, f"{path}/".encode())
 
@@ -786,8 +818,9 @@ class Program:
         )
 
     async def _exchange(self, chance: random.Random) -> None:
-        a = self._pick(chance, self._files())
-        b = chance.choice(self._files())
+        await self._exchange_files(self._pick(chance, self._files()), chance.choice(self._files()))
+
+    async def _exchange_files(self, a: str, b: str) -> None:
         if b.encode() in names_of(self.told.now, a.encode()):
             return
         shown = self._shown()
@@ -852,7 +885,9 @@ class Program:
         await self._set(chance, "change mode", path, AttributeChange(mode=mode), MODE, b"%o" % mode)
 
     async def _set_time(self, chance: random.Random) -> None:
-        path = self._pick(chance, self._files())
+        await self._set_time_of(chance, self._pick(chance, self._files()))
+
+    async def _set_time_of(self, chance: random.Random, path: str) -> None:
         time_ns = chance.randrange(10**9) * 10**9
         change = AttributeChange(mtime_ns=time_ns)
         await self._set(chance, "set time", path, change, MTIME, b"%d" % time_ns)
@@ -882,7 +917,9 @@ class Program:
         await self._change(what, shown, lambda: by_path(act), path, value)
 
     async def _set_xattr(self, chance: random.Random) -> None:
-        path = self._named_thing(chance)
+        await self._set_xattr_of(chance, self._named_thing(chance))
+
+    async def _set_xattr_of(self, chance: random.Random, path: str) -> None:
         name = b"user." + chance.choice((b"a", b"b"))
         is_there = attribute(self._place(path), name) in self.told.now
         removes = is_there and chance.random() < 0.4
@@ -930,20 +967,25 @@ class Program:
     async def _open_new(self, chance: random.Random) -> None:
         if len(self.open) >= OPEN_MAX:
             return
-        path = self._fresh(chance)
+        file = await self._begin_file(self._fresh(chance))
+        if file.in_kernel and self._reads_on and not self._has_reader():
+            await self._calls.open_reader(file)
+        await self._calls.write(file, 0, chance.randbytes(chance.choice(self._knobs.data_sizes)))
+
+    async def _begin_file(self, path: str) -> Opened:
         self.under_way = "open new"
         self._trace.note(self.name, "open new", (path,))
         file = await self._calls.create(path)
         file.is_changed = True  # it is shown, empty, and its close makes a file
         self.open[path] = file
-        if file.in_kernel and self._reads_on and not self._has_reader():
-            await self._calls.open_reader(file)
-        await self._calls.write(file, 0, chance.randbytes(chance.choice(self._knobs.data_sizes)))
+        return file
 
     async def _open_old(self, chance: random.Random) -> None:
         if len(self.open) >= OPEN_MAX:
             return
-        path = self._pick(chance, self._files())
+        await self._open_file(chance, self._pick(chance, self._files()))
+
+    async def _open_file(self, chance: random.Random, path: str) -> None:
         self.under_way = "open old"
         self._trace.note(self.name, "open old", (path,))
         await self._look_at_names(path)
@@ -957,9 +999,11 @@ class Program:
         file = self.open[chance.choice(sorted(self.open))]
         size = len(file.content)
         at = chance.choice((size, chance.randrange(size + 1), 0))
-        data = chance.choice(self._knobs.data_sizes)
-        content = chance.randbytes(data)
-        if file.in_kernel and at < size:
+        content = chance.randbytes(chance.choice(self._knobs.data_sizes))
+        await self._write_into(file, at, content)
+
+    async def _write_into(self, file: Opened, at: int, content: bytes) -> None:
+        if file.in_kernel and at < len(file.content):
             # What has left RAM may be overwritten in whole pieces, and not with zeros (S61).
             at, content = whole_pieces(at, content)
         self.under_way = "write on"
@@ -967,7 +1011,9 @@ class Program:
         await self._calls.write(file, at, content)
 
     async def _fsync(self, chance: random.Random) -> None:
-        file = self.open[chance.choice(sorted(self.open))]
+        await self._sync_file(self.open[chance.choice(sorted(self.open))])
+
+    async def _sync_file(self, file: Opened) -> None:
         self._calls.at = file
         self._has_frozen = True
 
@@ -1026,7 +1072,9 @@ class Program:
         return shown
 
     async def _delete_open(self, chance: random.Random) -> None:
-        file = self.open[chance.choice(sorted(self.open))]
+        await self._delete_open_file(chance, self.open[chance.choice(sorted(self.open))])
+
+    async def _delete_open_file(self, chance: random.Random, file: Opened) -> None:
         path = file.path
         if self._is_linked(file) or file.mapping is not None:
             return
@@ -1091,16 +1139,20 @@ class Program:
             return
         directory = self._pick(chance, self._directories())
         path = f"{directory}/{MAPPED_PREFIX.decode()}{self.number}"
+        await self._map_as(path, chance.randbytes(chance.choice(MAPPED_SIZES)))
+
+    async def _map_as(self, path: str, data: bytes) -> Opened:
         self.under_way = "open new"
         self._trace.note(self.name, "map new", (path,))
         file = await self._calls.create(path, os.O_RDWR)
         file.is_changed = True
         self.open[path] = file
-        await self._calls.write(file, 0, chance.randbytes(chance.choice(MAPPED_SIZES)))
+        await self._calls.write(file, 0, data)
         if file.in_kernel:
             self._calls.kernel.check_alive()
             file.mapping = self._calls.kernel.map(file.ino)
             self._trace.note(self.name, "map new", (path,), "mapped")
+        return file
 
     def _all_mapped(self) -> list[Opened]:
         files = (*self.open.values(), *self.mapped.values())
@@ -1112,7 +1164,9 @@ class Program:
         if not mapped:
             await self._map_new(chance)
             return
-        file = chance.choice(mapped)
+        self._store_to(chance, chance.choice(mapped))
+
+    def _store_to(self, chance: random.Random, file: Opened) -> None:
         assert file.mapping is not None
         self._calls.kernel.check_alive()
         at = chance.randrange(file.mapping.size)

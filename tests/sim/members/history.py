@@ -150,6 +150,7 @@ class MembersHistory:
             assert life.cluster is not None
             self._judge.gives_up(member)  # before anybody can see what comes of it
             forgotten = await self._asked(other, member.node)
+            member.is_forgotten |= forgotten
             done = done and forgotten
             self._counts["members forgotten"] += forgotten
             self.trace.note("operator", "forgets", (member.node, "on", other.node), str(forgotten))

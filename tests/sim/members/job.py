@@ -22,7 +22,7 @@ from acpfs.types import ROOT
 from acpfs.writeback.members.cluster import Cluster
 from tests.sim.choices import Choices
 from tests.sim.members.member import Member
-from tests.sim.members.plan import CLOCK_BOUND_S, Plan, Style
+from tests.sim.members.plan import CLOCK_BOUND_S, SET_RIGHT_S, Plan, Style
 from tests.sim.programs import Died, by_path
 from tests.sim.trace import Finding, Trace
 from tests.sim.virtual import MACHINE
@@ -104,6 +104,8 @@ class Job:
                 raise Finding("LIVENESS", f"step {step} of the job does not end")
             await trio.sleep(3 * CLOCK_BOUND_S + chance.choice(PAUSES_S))
             await self._await_somebody(chance)
+            if self._plan.awaits_news:
+                await self._await_news(self._choices.stream("news", step))
 
     async def _await_somebody(self, chance: random.Random) -> None:
         """A checkpoint often begins when a new member has just come: others may not have heard of
@@ -115,6 +117,21 @@ class Job:
         self._trace.note("job", "waits for a new member", (to_come[0].node,))
         with trio.move_on_after(MOST_AWAITED_S):
             while not to_come[0].is_up:  # noqa: ASYNC110 - in virtual time
+                await trio.sleep(JOIN_LOOK_S)
+
+    async def _await_news(self, chance: random.Random) -> None:
+        """Somebody is back, or somebody's clock has just been set; whichever comes first."""
+        if chance.random() >= AT_ONCE:
+            return
+        away = [one for one in self.members if one.is_away and not one.is_gone]
+        now_s = MACHINE.moment_s
+        sets = [one.clock_set_s + chance.uniform(0.0, SET_RIGHT_S) for one in self.members]
+        soon = min((at for at in sets if at > now_s), default=now_s)
+        self._trace.note("job", "waits for news", tuple(one.node for one in away))
+        with trio.move_on_after(MOST_AWAITED_S):
+            while (away or MACHINE.moment_s < soon) and not any(one.is_up for one in away):
+                if MACHINE.moment_s >= soon > now_s:
+                    return
                 await trio.sleep(JOIN_LOOK_S)
 
     async def _step(self, step: int, chance: random.Random) -> None:
@@ -153,7 +170,7 @@ class Job:
             if one is not member
             and one.is_up
             and one.plan.partition is None
-            and one.came_s < MACHINE.moment_s - NEWS_S * (one.plan.joins_s > 0)
+            and one.came_s < MACHINE.moment_s - NEWS_S * one.may_be_overlooked
         }
 
         async def wait(cluster: Cluster) -> bool:

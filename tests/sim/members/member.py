@@ -77,7 +77,15 @@ class Member(Serving):
         self.is_away = self.is_gone = False
         """For now; for good."""
         self.came_s = math.inf
-        """When it was first mounted."""
+        """When it was first mounted; anew, if it had not served by then or was forgotten since."""
+        self.is_forgotten = False
+        """By an operator, since it was last mounted."""
+
+    @property
+    def clock_set_s(self) -> float:
+        """When its clock is set wrong, virtual time; infinity: never."""
+        at_s = self._began_s + self.plan.set_at_s
+        return at_s if self.plan.set_by_s else math.inf
 
     def _wall(self) -> float:
         since_s = MACHINE.moment_s - self._began_s - self.plan.set_at_s
@@ -102,8 +110,11 @@ class Member(Serving):
         """All of them. `missing`: it is away from now on."""
         base = self._base / self.node / "life-0"
         await trio.sleep(self.plan.joins_s)
-        self.came_s = MACHINE.moment_s
+        has_served = False
         for number in range(self.knobs.lives):
+            if self.is_forgotten or not has_served:
+                self.came_s = MACHINE.moment_s
+                self.is_forgotten = False
             life = Life(number, base, self.view, self._choices, self.knobs, self._trace, self.seat)
             self.life = life
             self.counts["lives"] += 1
@@ -115,6 +126,7 @@ class Member(Serving):
             else:
                 await life.live()
             assert life.left is not None
+            has_served = has_served or life.answered > 0
             self.count(life)
             life.bury()
             self.view.forget_descriptors()
@@ -141,6 +153,11 @@ class Member(Serving):
             life.discard_halves()
         self.process.begin_at(life.number)
         self.machine += 1
+
+    @property
+    def may_be_overlooked(self) -> bool:
+        """Whether others may have begun before they knew of it."""
+        return self.came_s > self._began_s
 
     @property
     def has_come(self) -> bool:

@@ -98,11 +98,15 @@ class Plan:
     changes_coordinator: bool
     is_guarded: bool
     """`keep_last_persisted`."""
+    awaits_news: bool
+    """Checkpoints begin at once as somebody is back, or as somebody's clock is set."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Plan:
         chance = choices.stream("plan")
         nodes = NODES[: chance.choice((2, 2, 3))]
+        if choices.has_habits:
+            return cls._of_news(choices)
         return cls(
             members=tuple(_member(choices, node) for node in nodes),
             heartbeat_s=chance.choice(HEARTBEATS_S),
@@ -111,6 +115,26 @@ class Plan:
             keeps=chance.choice((1, 1, 2)),
             changes_coordinator=chance.random() < 0.5,
             is_guarded=chance.random() < 0.3,
+            awaits_news=False,
+        )
+
+    @classmethod
+    def _of_news(cls, choices: Choices) -> Plan:
+        """A job whose checkpoints begin when something has just changed: others may not know yet.
+
+        All write the pointer, under one temporary name.
+        """
+        chance = choices.stream("plan of news")
+        nodes = NODES[: chance.choice((2, 3, 3))]
+        return cls(
+            members=tuple(_member(choices, node) for node in nodes),
+            heartbeat_s=chance.choice(HEARTBEATS_S),
+            steps=chance.randrange(3, 8),
+            style=chance.choice((Style.RENAMED, Style.RENAMED, Style.LINKED)),
+            keeps=chance.choice((1, 2)),
+            changes_coordinator=True,
+            is_guarded=False,
+            awaits_news=True,
         )
 
     def __str__(self) -> str:
@@ -123,6 +147,7 @@ class Plan:
             f"{self.keeps} kept",
             "any member writes the pointer" if self.changes_coordinator else "",
             "the last checkpoint is guarded" if self.is_guarded else "",
+            "checkpoints begin as something changes" if self.awaits_news else "",
             *map(_words_of, self.members),
         ]
         return ", ".join(word for word in words if word)

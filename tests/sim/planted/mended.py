@@ -110,6 +110,14 @@ MENDED_BUGS = [
         profiles=("short",),
     ),
     Bug(
+        "moved-though-it-came-back",
+        "after a flush that failed, what was moved and came back is moved once more",
+        "writeback/commits/recheck.py",
+        "        if self._parts.node_at(at) == op.ino:\n            return False  # another",
+        "        if False:\n            return False  # another",
+        profiles=("power", "durable"),
+    ),
+    Bug(
         "open-files-unknown-yet",
         "bytes leave RAM before it is known who has files open",
         "filesystem/content/spilling.py",
