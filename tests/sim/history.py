@@ -536,6 +536,8 @@ class History(Serving):
                 began_s = min(began_s, MACHINE.moment_s)
                 if life.log.parked_count:  # else it has to go on by itself
                     life.engine.retry()
+                if self.knobs.leaves_writers:
+                    life.store_kept_back()
             if MACHINE.moment_s - began_s > DRAIN_MAX_S:
                 kinds = [op.kind.name for op in life.log][:3]
                 raise Finding(

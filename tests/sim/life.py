@@ -645,6 +645,13 @@ class Life:
                     self.inner.changes.discard(node)
             self.state.commit()
 
+    def store_kept_back(self) -> None:
+        """An operator asks once more for halves that took no decision as they were kept back."""
+        with self.fs.lock:
+            for node in [one for one in self.inner.table if one.is_file and one.body.interrupted]:
+                if self.log.unsealed_of(node.ino) and not node.handles:
+                    self.inner.interrupted.store(self.inner.table.path(node.ino))
+
     def reached(self) -> dict[str, int]:
         """Places that a history may come to: a bug at one where none comes is not found."""
         counters = self.engine._counters

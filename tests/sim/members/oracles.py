@@ -60,7 +60,7 @@ class Judge:
     def _judge_state(self, shown: Shown) -> None:
         self._judge_named(shown, "POINTER")
         step = self._step_of(shown)
-        if step < self._step and not self._is_untold():
+        if step < self._step and not (self._is_untold() or self._is_replaced_at_home(step)):
             raise Finding("BACK", f"the pointer names step {step} after step {self._step}")
         if step != self._step:
             self.pointers += 1
@@ -75,6 +75,14 @@ class Judge:
             and author[0].node in self._given_up
             and author[0].view.published_s <= self._shown_s
         )
+
+    def _is_replaced_at_home(self, step: int) -> bool:
+        """Whether who made that older one has made a later one, too: what a member replaces itself
+        is not given up, and comes when a loss is forgotten (S484).
+        """
+        author = next((one.told_by for one in self._job.checkpoints if one.step == step), None)
+        later = [one for one in self._job.checkpoints if one.step > self._step]
+        return bool(self._given_up) and author in [one.told_by for one in later if one.told_by]
 
     def _step_of(self, shown: Shown) -> int:
         text = shown.get(POINTER.encode())
