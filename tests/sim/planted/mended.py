@@ -110,14 +110,6 @@ MENDED_BUGS = [
         profiles=("short",),
     ),
     Bug(
-        "set-clock-forgotten",
-        "stamps of a clock that was wrong count as right when it is right again",
-        "ram/node_clock.py",
-        "        return max(drift_s, self._largest_s, key=abs)\n",
-        "        return drift_s\n",
-        profiles=("members",),
-    ),
-    Bug(
         "moved-though-it-came-back",
         "after a flush that failed, what was moved and came back is moved once more",
         "writeback/commits/recheck.py",

@@ -49,5 +49,9 @@ MIRROR_BUGS = [
         "REPEATABLE = frozenset({OpKind.STORE, ",
         "REPEATABLE = frozenset({OpKind.UNLINK, OpKind.RENAME, OpKind.STORE, ",
         ONLY_MIRROR,
+        equivalent=(
+            "what comes later under one of their names, or to their node, waits for the journal "
+            "all the same (`Mirror._must_know`, `_unknown_names`)"
+        ),
     ),
 ]
