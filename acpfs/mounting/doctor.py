@@ -411,6 +411,7 @@ def _tidy(own: Path) -> None:
         "staging",
         "kept",
         "areas",
+        "journals",
         "manifest",
         "mirrors",
         "nodes",
