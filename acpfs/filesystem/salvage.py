@@ -160,9 +160,10 @@ class _Salvage:
     def _lost_since(self, later: list[sqlite3.Row]) -> float:
         """When the first of them was logged, or what one of them replaced in the log."""
         seqs = {op["seq"] for op in later}
-        replaced = [
-            row["since"] for row in self._rows("SELECT * FROM replaces") if row["seq"] in seqs
-        ]
+        # an older version's journal has no such table
+        has_table = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'replaces'")
+        rows = self._rows("SELECT * FROM replaces") if has_table else []
+        replaced = [row["since"] for row in rows if row["seq"] in seqs]
         return float(min([later[0]["logged_at"], *replaced]))
 
     def _changes_of_attributes(self, kept: list[sqlite3.Row], later: list[sqlite3.Row]) -> set[int]:
