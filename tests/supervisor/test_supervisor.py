@@ -22,7 +22,7 @@ import pytest
 
 from acpfs.descriptors import readable
 from acpfs.errors import ExitCode
-from acpfs.ram.state import STATE_VERSION
+from acpfs.ram.state import HELD_VERSION, STATE_VERSION
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import (
@@ -190,8 +190,9 @@ def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transp
             state = code / "acpfs/ram/state.py"
             text = state.read_text()
             before = STATE_VERSION - 1
+            older = text.replace(f"STATE_VERSION = {STATE_VERSION}", f"STATE_VERSION = {before}")
             state.write_text(
-                text.replace(f"STATE_VERSION = {STATE_VERSION}", f"STATE_VERSION = {before}")
+                older.replace(f"HELD_VERSION = {HELD_VERSION}", f"HELD_VERSION = {before}")
             )
             assert state.read_text() != text
             with pytest.raises(
