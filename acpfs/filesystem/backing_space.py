@@ -1,5 +1,5 @@
 """Space of the backing file system, as statfs tells applications: asked for anew where what is
-known is old, with patience that ends (S591).
+known is old, with patience that ends (S43), less what was written here (S433).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from acpfs.filesystem.steps import shared, wait
 
 SPACE_MAX_AGE_S = 2.0
 """statfs answers from memory up to this age, and beyond when the backing directory does not
-answer.
+answer. So a storage is asked that often at most, however many programs look while it drains.
 """
 
 
@@ -27,7 +27,9 @@ class Owed:
 
     bytes_owed: Callable[[], int]
     bytes_arrived: Callable[[], int]
-    """How many have ever ceased to be: they have arrived, or are not wanted any more."""
+    """How many it has ever got: they are not owed any more, and take room that an older answer of
+    it calls free.
+    """
 
 
 class BackingSpace:
@@ -54,7 +56,7 @@ class BackingSpace:
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
         """Monotonic, seconds."""
-        self._settled_then = 0
+        self._arrived_then = 0
         """Bytes that had arrived when that was asked for."""
         self._asked: Future[None] | None = None
         """The one question that is under way: a storage that hangs costs one thread."""
@@ -80,7 +82,8 @@ class BackingSpace:
         """
         await self._renew()
         space = self.known
-        owed = -(-self._owed.bytes_owed() // max(1, space.block_bytes))
+        arrived = self._owed.bytes_arrived() - self._arrived_then
+        owed = -(-(self._owed.bytes_owed() + arrived) // max(1, space.block_bytes))
         return replace(
             space,
             blocks_free=max(0, space.blocks_free - owed),
@@ -89,10 +92,7 @@ class BackingSpace:
 
     async def _renew(self) -> None:
         """Have it asked for anew where it is old; go on with that where no answer comes."""
-        age_s = self._calls.clock.now() - self._known_at
-        # what has arrived there is not owed any more, and takes room that an older answer calls
-        # free
-        if age_s <= SPACE_MAX_AGE_S and self._owed.bytes_arrived() == self._settled_then:
+        if self._calls.clock.now() - self._known_at <= SPACE_MAX_AGE_S:
             return
         with suppress(BackingTimeoutError):
             await wait(self._calls.patient(self._ask(), self._patience_s, when_stuck=0.0))
@@ -102,15 +102,17 @@ class BackingSpace:
         if self._asked is None:
             self._asked = ended = shared()
             call = self._calls.submit("statfs", self._lower.space)
+            # before it is asked: what arrives while it answers is taken off twice, for 2 s, rather
+            # than not at all
             call.add_done_callback(partial(self._answered, ended, self._owed.bytes_arrived()))
             return ended
         return self._asked
 
-    def _answered(self, ended: Future[None], settled: int, call: Future[SpaceInfo]) -> None:
+    def _answered(self, ended: Future[None], arrived: int, call: Future[SpaceInfo]) -> None:
         with self._lock:
             if self._asked is ended:
                 self._asked = None
             if call.exception() is None:
-                self._settled_then = settled
+                self._arrived_then = arrived
                 self.learn(call.result())
         ended.set_result(None)

@@ -482,7 +482,7 @@ class FileSystemParts:
             self._pools.requests,
             self.lock,
             self.files.learn_capacity,
-            Owed(self.files.owed_bytes, lambda: upper.log.sizes.settled_bytes),
+            Owed(self.files.owed_bytes, lambda: upper.log.sizes.stored_bytes),
             self.settings.patience_s,
         )
         self.descriptors = Reserve(self.settings.allow_other, clock)

@@ -19,8 +19,8 @@ class VersionSizes:
         """Of these, what the backing directory has not got yet: not in a staging file that is
         whole.
         """
-        self.settled_bytes = 0
-        """How many bytes have ever left `unstored_bytes`: stored, or not wanted any more."""
+        self.stored_bytes = 0
+        """How many bytes have ever left `unstored_bytes` since the backing directory has them."""
         self._counted: dict[VersionId, tuple[int, int]] = {}
         """As they count in the first two; a version may become longer."""
 
@@ -33,8 +33,10 @@ class VersionSizes:
         self._count_as(version.vid, version.size, unstored)
 
     def count_out(self, vid: VersionId) -> None:
-        """It has left the log."""
-        self._count_as(vid, 0, 0)
+        """It has left the log. What of it was not stored by then is not wanted any more."""
+        _size, unstored = self._counted[vid]
+        self._count_as(vid, 0, unstored)
+        self.unstored_bytes -= unstored
         del self._counted[vid]
 
     def _count_as(self, vid: VersionId, size: int, unstored: int) -> None:
@@ -42,4 +44,4 @@ class VersionSizes:
         self._counted[vid] = (size, unstored)
         self.dirty_bytes += size - size_before
         self.unstored_bytes += unstored - unstored_before
-        self.settled_bytes += max(0, unstored_before - unstored)
+        self.stored_bytes += max(0, unstored_before - unstored)
