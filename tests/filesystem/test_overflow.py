@@ -703,16 +703,25 @@ def test_small_writes_are_made_where_they_come_if_that_thread_may_wait(
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
 @pytest.mark.parametrize("what", ["begun anew", "changed", "changed again"])
 def test_what_finds_no_page_goes_past_ram_though_the_budget_has_room(
-    tmp_path: Path, what: str
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have filled the shared memory that the RAM tier lies in."""
     ram = tmp_path / "tier" / "data"
     ram.mkdir(parents=True)
+    free_meanwhile: list[int] = []
 
     async def scenario(w: World) -> None:
         if what == "changed again":  # what is to be stored needs its bytes
             w.engine.hold(True)
             await w.write(b"g", b"old")
+        filled = overflow.Overflow.filled
+
+        def noting(self: overflow.Overflow, *given: Any) -> Any:
+            free_meanwhile.append(w.tier.free_bytes(urgent=False))
+            return filled(self, *given)
+
+        monkeypatch.setattr(overflow.Overflow, "filled", noting)
+        free = w.tier.free_bytes(urgent=False)
         with tempfile.TemporaryFile(dir=ram) as others:  # has no name there
             with contextlib.suppress(OSError):  # ENOSPC
                 while os.write(others.fileno(), bytes(4096)):
@@ -728,6 +737,8 @@ def test_what_finds_no_page_goes_past_ram_though_the_budget_has_room(
             await w.do(w.fs.write(opened.handle, 0, b"new"))
             await w.close(opened)
             await w.drained()
+        if what == "changed":  # a storage that hangs now keeps no room from others
+            assert free_meanwhile == [free]
         name = "f" if what == "changed" else "g"
         rest = bytes(100_000)[3:] if what == "changed" else b""
         assert (w.backing / name).read_bytes() == b"new" + rest

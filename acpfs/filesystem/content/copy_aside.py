@@ -76,7 +76,7 @@ class CopyAside:
             try:
                 await self._copy(body.tier, target, size)
             except BaseException as error:
-                self._tier.remove(target)
+                self._tier.discard(target)
                 if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
                     # others have filled the tmpfs, though the budget has room
                     return not self._versions.on(body.tier)

@@ -89,24 +89,31 @@ class Writable:
             await self._warming.whole(node)
         while node.body.is_cold:
             wanted = node.size if size is None else min(size, node.size)
-            if not await self._room.reserve(wanted, node, Purpose.BRING_UP):
+            has_room = await self._room.reserve(wanted, node, Purpose.BRING_UP)
+            if not has_room or not await self._bring_to_ram(node, wanted):
                 await self._bring_beside(node, wanted)
-                continue
-            try:
-                (tier_id, st), known = await self._read(node, self._view.read_up, wanted)
-            except OSError as error:
-                if error.errno not in FULL_ERRNOS:
-                    raise
-                # others have filled the tmpfs, though the budget has room
-                await self._bring_beside(node, wanted)
-                continue
-            finally:
-                self._tier.release(wanted, node.ino)
-            take = partial(self._contents.adopt, node, tier_id)
-            if not self._adopt(node, st, wanted, take, known):
-                self._tier.remove(tier_id)
-                if known is Known.OVERTAKEN:
-                    await self._look_again(node)
+
+    async def _bring_to_ram(self, node: Node, size: int) -> bool:
+        """Copy the content to RAM, whose room is reserved; False: others have filled its tmpfs,
+        though the budget has room.
+
+        The reservation ends here: to copy beside may take long, and nobody else is to wait for room
+        that this file does not take.
+        """
+        try:
+            (tier_id, st), known = await self._read(node, self._view.read_up, size)
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS:
+                raise
+            return False
+        finally:
+            self._tier.release(size, node.ino)
+        take = partial(self._contents.adopt, node, tier_id)
+        if not self._adopt(node, st, size, take, known):
+            self._tier.remove(tier_id)
+            if known is Known.OVERTAKEN:
+                await self._look_again(node)
+        return True
 
     async def _bring_beside(self, node: Node, size: int) -> None:
         """Copy the content to a staging file: RAM has no room for it."""
