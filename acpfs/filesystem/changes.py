@@ -201,7 +201,8 @@ class Changes:
         closed was not complete.
 
         Changes of attributes that were logged behind it go with it: the node has them, and the next
-        STORE gives them to the file.
+        STORE gives them to the file. No reader more gets the older content by that; who was to read
+        it no more does not at once, since the next content may never come.
         """
         node = self._table.get(op.ino)
         if (
@@ -221,8 +222,11 @@ class Changes:
         node.versions -= 1
         self._log.needs.give_back(op)
         xattrs = dict(op.meta.xattrs)
+        had = narrowed = op.meta.permissions  # as of the older content: see `OperationLog.fold`
         for change in self._log.attributes_behind(op):
             xattrs.update(change.meta.xattrs)
+            if had is not None and change.meta.permissions is not None:
+                narrowed = had & change.meta.permissions
             self._log.withdraw(change)
         created = self._log.withdraw(op)
         self._known(op)
@@ -234,7 +238,11 @@ class Changes:
         self._unpin_name(op.parent, op.name)
         self._contents.withdrawn(node, op.version)
         self._table.changed(node)
-        if xattrs and not created:  # the other attributes go with the next STORE anyway
+        if created:
+            return
+        if narrowed != had:
+            self.change_metadata(node, Metadata(permissions=narrowed))
+        if xattrs:  # the other attributes go with the next STORE anyway
             self.change_metadata(node, Metadata(xattrs=xattrs))
 
     def let_go_of_half(self, node: Node) -> None:
