@@ -157,6 +157,7 @@ class FileSystem:
         for node in self._table:
             if node.ino in self._table:  # else it has gone with one that it was kept for
                 self._take_over(node)
+        self._table.took_over_open_files()
         self._parts.contents.retention.begin()
         if self._parts.spilling is not None:
             self._parts.spilling.begin()

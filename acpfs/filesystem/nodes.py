@@ -270,6 +270,11 @@ class NodeTable:
         self._recorded: set[Ino] = set()
         """Nodes that have a row."""
         self._told: set[Ino] | None = None
+        self.open_files_are_known = False
+        """Whether this worker has taken over the files that the one before it had open. Until then
+        each file looks closed, also one that somebody writes in the kernel: nothing leaves RAM, and
+        nothing shares its bytes.
+        """
         self._last_upper = UPPER_INO_FIRST
         self._listings = KeptListings(state)
         state.create(DDL)
@@ -277,6 +282,10 @@ class NodeTable:
         state.before_commit(self._changed_names, self._need_pinned)
         state.before_commit(self._changed, self._flush_nodes)
         state.before_commit(self._changed_names, self._flush_names)
+
+    def took_over_open_files(self) -> None:
+        """All that the worker before had open is open here."""
+        self.open_files_are_known = True
 
     # -- nodes
 

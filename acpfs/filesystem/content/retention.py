@@ -65,15 +65,10 @@ class Retention:
         self._cut = cut
         self.order = order
         self._evicted_files = self._evicted_bytes = 0
-        self._has_begun = False
         tier.ladder.gives(Rung.CLEAN, partial(self.let_leave, also_retained=True))
 
     def begin(self) -> None:
-        """It is known from now on who has files open: what the last worker left may leave.
-
-        Before that, a file that somebody writes in the kernel looks like one that nobody uses.
-        """
-        self._has_begun = True
+        """It is known from now on who has files open: what the last worker left may leave."""
         self._tier.room_changed()
 
     def settle(self, node: Node) -> None:
@@ -108,7 +103,7 @@ class Retention:
 
         Without `also_retained`, none of a retained checkpoint.
         """
-        if not self._has_begun:
+        if not self._table.open_files_are_known:
             return 0
         freed = 0
         for node in self.order.candidates(also_retained=also_retained):
@@ -161,6 +156,7 @@ class Retention:
         """Let one content go that may leave, or as much of its end as is wanted; returns the bytes
         that came free.
         """
+        assert self._table.open_files_are_known, node.ino
         assert node.body.is_cold or not node.body.modified, node.ino
         assert not self._log.is_active(node.ino), node.ino
         assert not node.kernel_writers, node.ino  # they would go on in a file that nobody reads

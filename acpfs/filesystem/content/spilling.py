@@ -123,7 +123,6 @@ class Spilling:
         """With a copy, which they do not need to wait for, and in RAM still; only where all are
         copied.
         """
-        self._has_begun = False
         self._looks = False
         self._doubled: dict[VersionId, Version] = {}
         """Those with other bytes than their file's content has: mostly copied at their close, as
@@ -153,12 +152,7 @@ class Spilling:
         return owed
 
     def begin(self) -> None:
-        """Who has files open is known from now on.
-
-        Until a worker has taken over the open files of the one before it, each file looks closed,
-        and what writers can still change would share its bytes with what they have synced.
-        """
-        self._has_begun = True
+        """Who has files open is known from now on."""
         self._look_soon()
 
     # -- which versions there are
@@ -237,7 +231,7 @@ class Spilling:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        if self._has_begun and not self._looks:
+        if self._table.open_files_are_known and not self._looks:
             self._looks = True
             self._state.after_commit(self.look)
 
@@ -246,7 +240,7 @@ class Spilling:
     def look(self) -> None:
         """Begin what is to be done now; called after changes and about once a second."""
         self._looks = False
-        if not self._has_begun:
+        if not self._table.open_files_are_known:
             return
         if not self._frees_ram:
             self.spill.usable()  # a holder is looked for before there is something to be held
@@ -415,7 +409,7 @@ class Spilling:
         """A writer finds no room: whether something is about to leave for the spill directory, or
         has left.
         """
-        if not self._has_begun:
+        if not self._table.open_files_are_known:
             return False
         before = self._tier.used_bytes
         self._due()

@@ -120,9 +120,9 @@ MENDED_BUGS = [
     Bug(
         "open-files-unknown-yet",
         "bytes leave RAM before it is known who has files open",
-        "filesystem/content/spilling.py",
-        "        self._has_begun = False\n",
-        "        self._has_begun = True\n",
+        "filesystem/nodes.py",
+        "        self.open_files_are_known = False\n",
+        "        self.open_files_are_known = True\n",
         profiles=("lane",),
     ),
     Bug(
