@@ -97,7 +97,9 @@ class NodeRecord:
     there is none.
     """
     drift_s: float = 0.0
-    """What its wall clock is ahead of its own, because somebody set it."""
+    """What its wall clock is ahead of its own, because somebody set it; or was, as something was
+    closed that is to come.
+    """
     heard: dict[str, float] = field(default_factory=dict)
     """Other node → seconds that its clock is at least ahead of this one's (or, negative, at most
     behind), by its last records.

@@ -393,7 +393,9 @@ class NodeReport:
     clock_bound_s: float
     """What is reckoned with."""
     drift_s: float
-    """What its wall clock was set by, and has not been made up for yet."""
+    """What its wall clock was set by, and has not been made up for yet, in what was closed before,
+    either.
+    """
     lost: tuple[float, float] | None
     """What it closed between these times may be lost."""
     errors: list[str] = field(default_factory=list)
@@ -448,7 +450,9 @@ class ClusterReport:
     differ more, or were set.
     """
     drift_s: float
-    """What the wall clock was set by, and has not been made up for yet."""
+    """What the wall clock was set by, and has not been made up for yet, in what was closed before,
+    either.
+    """
     record_age_s: float | None
     """Since this node's own record was last written."""
     awaited: list[str]

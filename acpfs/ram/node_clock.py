@@ -9,6 +9,7 @@ for the order between nodes. Used under the file system's lock.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,9 @@ DDL = """
 CREATE TABLE IF NOT EXISTS node_clock (
   one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, base REAL NOT NULL,
   last REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS node_clock_past (
+  one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, until REAL NOT NULL,
+  least REAL NOT NULL, most REAL NOT NULL);
 """
 
 
@@ -74,6 +78,17 @@ class NodeClock:
             if known == self._boot_id:
                 self._base = base
         self._worked_off_at = self._running()
+        self._moved_until = -math.inf
+        """The last stamp that was given before the clock was moved."""
+        self._least_base = self._most_base = self._base
+        """Of all that it had since stamps were last right."""
+        past = "SELECT boot_id, until, least, most FROM node_clock_past"
+        for known, until, least, most in state.rows(past):
+            if known != self._boot_id:
+                continue  # what the clock had then says nothing of this one
+            self._moved_until = until
+            self._least_base = min(self._base, least)
+            self._most_base = max(self._base, most)
 
     def _wall(self) -> float:
         return self._clock.wall() + wall_offset_s()
@@ -100,12 +115,34 @@ class NodeClock:
         drift_s = self._wall() - self.now()
         return drift_s if abs(drift_s) >= DRIFT_S_MIN else 0.0
 
+    def wrong_by_s(self, oldest: Callable[[], float]) -> float:
+        """What stamps that still count may differ from the wall clock by, in seconds.
+
+        By the wall clock as it is now, and this one as it was when it gave them: a difference that
+        is worked off, or that somebody has taken back, is in them for as long as anything has them.
+
+        `oldest`: tells the first stamp of all that is to come; infinity: nothing is.
+        """
+        drift_s = self.drift_s
+        if self._least_base == self._most_base or oldest() > self._moved_until:
+            self._least_base = self._most_base = self._base
+            return drift_s
+        wall_base = self._wall() - self._running()
+        wrong_s = (wall_base - self._least_base, wall_base - self._most_base, drift_s)
+        largest_s = max(wrong_s, key=abs)
+        return largest_s if abs(largest_s) >= DRIFT_S_MIN else 0.0
+
     def work_off(self) -> None:
         """Come nearer to the wall clock, by at most half of the time since the last call."""
         now = self._running()
         most = WORK_OFF_RATE * max(0.0, now - self._worked_off_at)
         self._worked_off_at = now
-        self._base += max(-most, min(most, self.drift_s))
+        drift_s = self.drift_s
+        if drift_s:
+            self._moved_until = self.now()
+            self._base += max(-most, min(most, drift_s))
+            self._least_base = min(self._least_base, self._base)
+            self._most_base = max(self._most_base, self._base)
         self.keep()
 
     def keep(self) -> None:
@@ -114,3 +151,8 @@ class NodeClock:
             "INSERT OR REPLACE INTO node_clock VALUES (1, ?, ?, ?)",
             (self._boot_id, self._base, self._last),
         )
+        if self._least_base != self._most_base:
+            self._state.change(
+                "INSERT OR REPLACE INTO node_clock_past VALUES (1, ?, ?, ?, ?)",
+                (self._boot_id, self._moved_until, self._least_base, self._most_base),
+            )

@@ -30,6 +30,7 @@ REACHED = (
     "lives with operations left out",
     "lives with repairs",
     "lives with retries",
+    "lives with writes without a page",
     "looks at what nobody changes",
     "looks at which all was mirrored",
     "pointers seen",

@@ -292,6 +292,53 @@ def test_a_wall_clock_that_is_set_does_not_move_the_order(
 
 
 @clause("S166")
+@pytest.mark.parametrize("step_s", [3.0, -3.0])
+@pytest.mark.parametrize("is_next_worker", [False, True])
+def test_what_was_stamped_while_a_clock_was_wrong_is_so_when_it_is_right_again(
+    state: StateDatabase, step_s: float, *, is_next_worker: bool
+) -> None:
+    """A pending pointer was judged by the clock bound alone as soon as its node's clock was right:
+    its stamp was of the clock that had followed the wrong one.
+    """
+    clocks = Clocks()
+    clock = clocks.clock(state)
+    before = clock.now()
+    clocks.wall += step_s
+    clocks.pass_s(2.0)
+    clock.work_off()
+    stamp = clock.now()
+    assert clock.wrong_by_s(lambda: before) == pytest.approx(step_s), "either clock may be right"
+    clocks.wall -= step_s
+    for _ in range(2):
+        clocks.pass_s(10.0)
+        clock.work_off()
+    state.commit()
+    if is_next_worker:
+        clock = clocks.clock(state)
+    assert clock.drift_s == 0.0
+    moved_s = step_s / 3  # by half of the time
+    assert abs(clock.wrong_by_s(lambda: stamp)) == pytest.approx(abs(moved_s))
+    assert abs(clock.wrong_by_s(lambda: before)) == pytest.approx(abs(moved_s))
+    assert clock.wrong_by_s(lambda: math.inf) == 0.0
+    assert clock.wrong_by_s(lambda: stamp) == 0.0, "nothing has such a stamp any more"
+
+
+@clause("S166")
+def test_a_clock_that_was_moved_in_another_boot_says_nothing_of_this_one(
+    state: StateDatabase,
+) -> None:
+    clocks = Clocks()
+    clock = clocks.clock(state)
+    clocks.wall += 60.0
+    clocks.pass_s(2.0)
+    clock.work_off()
+    state.commit()
+    clocks.boot = "another"
+    clocks.running = 1.0
+    assert clocks.clock(state).wrong_by_s(lambda: 0.0) == 0.0
+
+
+@clause("S166")
 def test_the_next_worker_has_the_same_clock(state: StateDatabase) -> None:
     clocks = Clocks()
     clock = clocks.clock(state)

@@ -326,7 +326,7 @@ class Cluster:
             standing=standing,
             standing_of_lost=standing_of_lost,
             gated=self._gate.head(),
-            drift_s=clock.drift_s,
+            drift_s=self._wrong_by_s(),
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
             lost=self._own.lost,
             heartbeat_s=self._pace.heartbeat_s,
@@ -790,14 +790,23 @@ class Cluster:
     def terms(self) -> Terms:
         """What nodes are judged by at the moment."""
         settings = self._settings
-        drift_s = self._log.clock.drift_s
         return Terms(
             self._who.node,
             settings.clock_bound_s,
-            drift_s,
+            self._wrong_by_s(),
             settings.node_timeout_s,
             settings.node_forget_after_s,
         )
+
+    def _wrong_by_s(self) -> float:
+        return self._log.clock.wrong_by_s(self._oldest_stamp)
+
+    def _oldest_stamp(self) -> float:
+        """Of all that is to come; infinity: nothing is."""
+        first = self._log.first()
+        waiting = (*self._log.all_aside(), *([] if first is None else [first]))
+        stamps = (*self._log.replaced_since(), *(op.logged_at for op in waiting))
+        return min(stamps, default=math.inf)
 
     # -- for operators
 

@@ -99,8 +99,16 @@ MEMBER_BUGS = [
         "drift-not-told",
         "nobody hears that a wall clock was set",
         CLUSTER,
-        "            drift_s=clock.drift_s,",
+        "            drift_s=self._wrong_by_s(),",
         "            drift_s=0.0,",
+        ONLY_MEMBERS,
+    ),
+    Bug(
+        "moved-clock-forgotten",
+        "what was stamped by a clock that was moved counts as right when that is right again",
+        CLUSTER,
+        "        return self._log.clock.wrong_by_s(self._oldest_stamp)",
+        "        return self._log.clock.drift_s",
         ONLY_MEMBERS,
     ),
     Bug(

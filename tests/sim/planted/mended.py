@@ -148,4 +148,20 @@ MENDED_BUGS = [
         "            self._placing.end_parents()\n",
         "            pass\n",
     ),
+    Bug(
+        "no-page-to-change",
+        "a cold file cannot be changed while others fill the tmpfs of RAM",
+        "filesystem/content/writable.py",
+        "            if error.errno not in FULL_ERRNOS:\n",
+        "            if True:\n",
+        profiles=("short",),
+    ),
+    Bug(
+        "no-page-for-a-copy",
+        "what is to be stored cannot be changed while others fill the tmpfs of RAM",
+        "filesystem/content/copy_aside.py",
+        "                if isinstance(error, OSError) and error.errno in FULL_ERRNOS:\n",
+        "                if False:\n",
+        profiles=("short",),
+    ),
 ]
