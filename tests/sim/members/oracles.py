@@ -37,9 +37,10 @@ class Judge:
 
     def gives_up(self, member: Member) -> None:
         """An operator goes on without what that one had, of which nobody knows whether it will
-        come.
+        come; what it has lost is forgotten with it.
         """
         self._given_up[member.node] = len(self._job.checkpoints) + 1
+        self._is_loss_forgotten |= member.lost > 0
 
     def forgets_loss(self, member: Member) -> None:
         """The same, of what a member has lost with its RAM tier."""
