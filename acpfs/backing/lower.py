@@ -8,6 +8,7 @@ file system's errno; callers run them on a `CallPool`, never on a thread that mu
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import NamedTuple, Protocol
 from acpfs.backing.quirks import Features
 
 LowerPath = tuple[bytes, ...]
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+"""xxh3-128, as it is noted."""
 UNREACHABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
 """Errors that say only that a path leads nowhere now.
 
@@ -78,9 +81,14 @@ class Note:
         )
 
     @classmethod
-    def decode(cls, value: bytes) -> Note:
-        """Inverse of `encode`."""
+    def decode(cls, value: bytes) -> Note | None:
+        """Inverse of `encode`; None: another form, which says nothing of the file's bytes.
+
+        What it has elsewhere than in the time would be taken for a digest that the file has not.
+        """
         digest, _space, mtime = value.decode("ascii", "replace").partition(" ")
+        if not _DIGEST.fullmatch(digest):
+            return None
         return cls(digest, int(mtime) if mtime.lstrip("-").isdigit() else -1)
 
     def is_about(self, st: LowerStat, granularity_ns: int) -> bool:

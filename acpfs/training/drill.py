@@ -9,6 +9,7 @@ have begun need none. Before it dies a rank notes where it was, in the job's dir
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -141,15 +142,18 @@ def jobs(directory: Path) -> set[str]:
 
 
 def lines(path: Path) -> list[Json]:
-    """Of a file of JSON lines; those that are whole."""
+    """Of a file of JSON lines; those that are whole, and objects."""
     try:
-        return [
-            json.loads(line)
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
+    found: list[Json] = []
+    for line in text.split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict):
+                found.append(said)
+    return found
 
 
 def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: str) -> Verdict:

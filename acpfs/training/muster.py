@@ -269,7 +269,7 @@ def _told(job_directory: Path, number: int) -> str:
         return str(
             json.loads((readable(job_directory) / f"coordinator-{number}").read_bytes())["address"]
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or not whole
         return ""
 
 

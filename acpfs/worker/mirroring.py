@@ -39,6 +39,8 @@ SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 20.0
 RECOVER_WAIT_S = 300.0
 """Reading a journal of a million operations takes about half a minute."""
+_PLACES = {"spill", "holder", "journal"}
+"""In a mark: where the journal is."""
 
 log = get_logger(__name__)
 
@@ -147,6 +149,11 @@ def recover(
         raise RefusedError(
             f"what the last mount did not drain is held by node {marks[0]['holder']}, in its RAM: "
             f"`acpfs-ctl adopt {identity.node_id}` there drains it; {way_out}"
+        )
+    if not marks[0].keys() & _PLACES:
+        raise RefusedError(
+            "what the last mount did not drain is in a place of which this acpfs does not know: "
+            f"mount with the acpfs that left it; {way_out}"
         )
     told = f"what the last mount did not drain is mirrored in {marks[0].get('spill', '?')}"
     if settings.spill is None or not _is_mirror(settings):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.formats.rows import ROWS
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/FORMATS.md").read_text(encoding="utf-8")
 FORMS = {"json", "pickle", "sqlite3", "tomllib", "tomli"}
@@ -82,3 +84,45 @@ def test_every_module_on_the_page_is_there() -> None:
         and name.rpartition(".")[0] not in MODULES
     }
     assert strange == set()
+
+
+def rows_of_the_page() -> dict[str, list[str]]:
+    """What each row of a table is about → its cells."""
+    found: dict[str, list[str]] = {}
+    lines = PAGE.splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells or set(line) <= set("|- ") or cells[0] == "what":
+            continue
+        assert before.startswith("|"), f"no header above it: {line[:60]}"
+        found[cells[0].partition(": ")[0]] = cells
+    return found
+
+
+def functions(module: str) -> set[str]:
+    """Tests of a module below `tests`."""
+    text = (ROOT / f"tests/{module}.py").read_text(encoding="utf-8")
+    return set(re.findall(r"^ *def (test_\w+)", text, re.MULTILINE))
+
+
+@pytest.mark.clause("S512")
+def test_every_line_of_the_page_has_tests_of_an_older_and_of_a_newer_form() -> None:
+    found = rows_of_the_page()
+    assert len(found) > 40
+    assert sorted(found.keys() ^ ROWS.keys()) == []
+    for name, row in ROWS.items():
+        assert bool(row.why) is not bool(row.older and row.newer), name
+        for test in (*row.older, *row.newer):
+            module, _colons, function = test.partition("::")
+            assert function in functions(module), f"{name}: {test}"
+
+
+@pytest.mark.clause("S512")
+def test_what_has_a_version_has_a_test_that_a_newer_one_is_refused() -> None:
+    """A form without one may say why nobody reads it; one with a version is read by somebody."""
+    cells = rows_of_the_page()
+    with_version = [name for name in ROWS if "VERSION" in cells[name][2]]
+    assert len(with_version) > 8
+    assert [name for name in with_version if ROWS[name].why] == ["checkpoints"], (
+        "torch's, Megatron's"
+    )

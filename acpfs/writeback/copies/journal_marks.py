@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
 from acpfs.backing.lower import Lower, LowerPath
+
+_TOKEN = re.compile(r"[\w-]*")
+"""It becomes a part of names of files: whoever may write to the mark leads to no other place."""
 
 
 def mark_path(node_id: str) -> LowerPath:
@@ -37,4 +41,12 @@ def read_mark(lower: Lower, node_id: str) -> dict[str, str] | None:
         text = lower.read_own(mark_path(node_id))
     except FileNotFoundError:
         return None
-    return None if text == WITHDRAWN else dict(json.loads(text))
+    if text == WITHDRAWN:
+        return None
+    mark = json.loads(text)
+    if not isinstance(mark, dict):
+        raise ValueError(f"no object: {text[:40]!r}")  # noqa: TRY004 - of what lies there
+    told = {name: value for name, value in mark.items() if isinstance(value, str)}
+    if not _TOKEN.fullmatch(told.get("token", "")):
+        raise ValueError(f"no token of a journal: {told['token'][:40]!r}")
+    return told
