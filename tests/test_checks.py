@@ -163,6 +163,95 @@ def test_a_release_needs_its_tag(tmp_path: Path) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
+)
+@pytest.mark.clause("S513")
+def test_a_version_is_cut_in_one_step_and_may_be_released(tmp_path: Path) -> None:
+    """In a clone: what every later version has to read is there, and all names agree."""
+    clone = tmp_path / "clone"
+    ended(["git", "clone", "-q", "--no-local", "--depth", "1", f"file://{REPOSITORY}", str(clone)])
+    changelog = clone / "CHANGELOG.md"
+    changelog.write_text(
+        changelog.read_text().replace("## Unreleased\n", "## Unreleased\n\nSomething new.\n", 1)
+    )
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-a", "-m", "a"]
+    ended(commit, cwd=str(clone))
+    said = ended([PYTHON, "tools/cut_release.py", "77.1.0rc1"], cwd=str(clone))
+    assert "git tag -s v77.1.0rc1, tools/release" in said
+    assert '"77.1.0rc1"' in (clone / "acpfs/__init__.py").read_text()
+    text = changelog.read_text()
+    assert text.index("## Unreleased\n\nNothing yet.") < text.index("## 77.1.0rc1 (")
+    assert text.index("## 77.1.0rc1 (") < text.index("Something new.")
+    assert 'acpfs 77.1.0rc1" "77.1.0rc1"' in (clone / "docs/man/acpfs.1").read_text()
+    assert "acpfs-77.1.0rc1-linux" in (clone / "docs/OPERATIONS.md").read_text()
+    left = sorted(path.name for path in (clone / "tests/formats/fixtures/77.1.0rc1").iterdir())
+    assert left == ["members", "mirror", "tier"]
+    again = subprocess.run(
+        [PYTHON, "tools/cut_release.py", "77.1.0"],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert "not cut: the working tree is not clean" in again.stderr
+    ended(["git", "add", "-A"], cwd=str(clone))
+    ended(commit, cwd=str(clone))
+    ended(["git", "tag", "v77.1.0rc1"], cwd=str(clone))
+    check = "import release; release.check_tag(release.version_of(release.ROOT))"
+    ended([PYTHON, "-c", check], cwd=str(clone), PYTHONPATH=str(clone / "tools"))
+
+
+@pytest.mark.check
+@pytest.mark.clause("S513")
+def test_what_cannot_be_cut_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    ended(["git", "clone", "-q", "--no-local", "--depth", "1", f"file://{REPOSITORY}", str(clone)])
+    nothing = (clone / "CHANGELOG.md").read_text().partition("## Unreleased\n")[0]
+    for version, unreleased, why in (
+        ("0.0.9", "- new\n", "0.0.9 is not newer than "),
+        ("77.0", "- new\n", "77.0 is no version such as"),
+        ("77.0.0", "Nothing yet.\n\n## 0.0.1\n\n- old\n", "nothing under Unreleased"),
+        ("77.0.0", "- new\n\n## 77.0.0\n\n- old\n", "has a section 77.0.0"),
+    ):
+        (clone / "CHANGELOG.md").write_text(f"{nothing}## Unreleased\n\n{unreleased}")
+        ended(
+            [
+                "git",
+                "-c",
+                "user.name=a",
+                "-c",
+                "user.email=a@b",
+                "commit",
+                "--allow-empty",
+                "-qam",
+                "a",
+            ],
+            cwd=str(clone),
+        )
+        done = subprocess.run(
+            [PYTHON, "tools/cut_release.py", version],
+            cwd=clone,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, why in done.stderr) == (1, True), done.stderr
+        assert ended(["git", "status", "--porcelain"], cwd=str(clone)) == ""
+
+
+@pytest.mark.check
+def test_versions_have_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tools"))
+    from cut_release import key_of
+
+    ordered = ["0.1.0", "1.0.0a1", "1.0.0b1", "1.0.0rc1", "1.0.0rc2", "1.0.0rc10", "1.0.0", "1.0.1"]
+    assert sorted(set(ordered), key=key_of) == ordered
+
+
+@pytest.mark.check
 def test_hooks_are_the_checks() -> None:
     """Whoever commits is told what CI would say."""
     hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Makes all files of a release: sdist, wheel, man pages, bundle, SBOM, checksums.
 
+    tools/release --cut VERSION       before the tag: gives the tree that version (cut_release.py)
     tools/release                     from a clean tag vVERSION; to dist/VERSION
     tools/release --rehearsal DIR     from the working tree as it is, without the bundle
 

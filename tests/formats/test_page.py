@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from acpfs import __version__
+from tests.formats.leave import CASES, FIXTURES, MEMBERS
 from tests.formats.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +128,10 @@ def test_what_has_a_version_has_a_test_that_a_newer_one_is_refused() -> None:
     assert [name for name in with_version if ROWS[name].why] == ["checkpoints"], (
         "torch's, Megatron's"
     )
+
+
+@pytest.mark.clause("S513", "S530")
+def test_what_this_version_leaves_is_kept_for_later_ones() -> None:
+    """`tools/release --cut VERSION` makes it, so that the next one's tests have it."""
+    found = {path.name for path in (FIXTURES / __version__).iterdir()}
+    assert found == {*CASES, MEMBERS}
