@@ -27,6 +27,10 @@ STUCK_AFTER_S = float(os.environ.get(STUCK_VARIABLE, "10"))
 """A call that is out this long counts as hung, until it returns."""
 REFUSING_AFTER_FAILURES = 3
 """So many failures in a row, of one kind of call, and the backing directory counts as refusing."""
+REFUSES_FOR_S = 300.0
+"""What was refused is tried again sooner, and says then how it is. What is not was given up, or
+removed: nobody can tell any more, and an alert that never ends is heeded by nobody.
+"""
 RECOVER_AFTER_S = 2.0
 """How long things must look better before the state says so."""
 
@@ -122,6 +126,8 @@ class Health:
         self._lock = threading.Lock()
         self._in_flight: set[CallInFlight] = set()
         self._failures_in_a_row: dict[str, int] = {}
+        self._failed_at: dict[str, float] = {}
+        """When the latest of those failed."""
         self._state = HealthState.OK
         self._since = self._wall()
         self._better_since: float | None = None
@@ -157,13 +163,18 @@ class Health:
     def _ended(self, call: CallInFlight, error: OSError | None) -> None:
         with self._lock:
             if error is None or error.errno not in TROUBLE:
-                self._failures_in_a_row.pop(call.pool, None)
-                self._errors.pop(call.pool, None)
+                self._forget(call.pool)
                 return
             self._failures += 1
             self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
+            self._failed_at[call.pool] = self._clock()
             self._errors.pop(call.pool, None)  # so that it is put in as the latest
             self._errors[call.pool] = f"{call.label}: {error.strerror or error}"
+
+    def _forget(self, pool: str) -> None:
+        self._failures_in_a_row.pop(pool, None)
+        self._failed_at.pop(pool, None)
+        self._errors.pop(pool, None)
 
     def in_flight(self, pool: str | None = None) -> list[CallInFlight]:
         """Calls that have not returned."""
@@ -191,6 +202,9 @@ class Health:
         self._better_since = None
 
     def _look(self) -> HealthState:
+        now = self._clock()
+        for pool in [pool for pool, at in self._failed_at.items() if now - at > REFUSES_FOR_S]:
+            self._forget(pool)
         oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)
         if oldest_s > STUCK_AFTER_S:
             return HealthState.STUCK

@@ -38,10 +38,14 @@ class ExpectedVolume:
         volume, last_kind = self._expected()
         if volume and found != volume:
             what = "a volume that acpfs has used" if not found else f"that volume, but {found}"
-            self._refuse(
-                f"is not {what}: {volume} is expected there (its file system was "
-                f"{last_kind or 'not noted'}, here is {kind})"
+            was = (
+                "its file system was not noted"
+                if not last_kind
+                else f"its file system was {last_kind}, here is {kind}"
+                if _same(kind) != _same(last_kind)
+                else f"on another {kind}"
             )
+            self._refuse(f"is not {what}: {volume} is expected there ({was})")
         if volume and last_kind and _same(kind) != _same(last_kind):
             self._refuse(
                 f"lies on {kind} now, and its volume {volume} lay on {last_kind} at the last mount"

@@ -15,6 +15,7 @@ from acpfs.backing import calls as calls_module
 from acpfs.backing.calls import LATE_PATIENCE_S, BackingTimeoutError, CallPool
 from acpfs.backing.health import (
     RECOVER_AFTER_S,
+    REFUSES_FOR_S,
     SLOW_AFTER_S,
     STUCK_AFTER_S,
     Health,
@@ -280,6 +281,24 @@ class TestHealth:
         health.state()
         self.now += RECOVER_AFTER_S + 0.1
         assert health.state() is HealthState.OK
+
+    @pytest.mark.clause("S470", "S521")
+    def test_what_nobody_tries_again_is_told_for_a_while(self, health: Health) -> None:
+        """A file that did not fit was removed: nothing of its kind may be called for days."""
+        for _ in range(3):
+            with pytest.raises(OSError, match="refused"), health.call("streams", "stream"):
+                fail(errno.ENOSPC)
+        self.now += REFUSES_FOR_S - 1
+        assert health.state() is HealthState.REFUSING
+        with pytest.raises(OSError, match="refused"), health.call("streams", "stream"):
+            fail(errno.ENOSPC)
+        self.now += REFUSES_FOR_S - 1
+        assert health.state() is HealthState.REFUSING, "it was tried again meanwhile"
+        self.now += 2
+        health.state()
+        self.now += RECOVER_AFTER_S + 0.1
+        assert health.state() is HealthState.OK
+        assert health.statistics().last_error == ""
 
     @pytest.mark.clause("S470")
     def test_what_hangs_is_named_and_an_older_error_does_not_explain_it(

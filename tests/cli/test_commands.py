@@ -283,8 +283,29 @@ def status(**changes: object) -> dict[str, object]:
     ],
 )
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
-    (line,) = unsafe_lines(status(**changes))
+    line, *further = unsafe_lines(status(**changes))
     assert said in line
+    assert all(line.startswith("safe: ") for line in further)
+
+
+@pytest.mark.clause("S521")
+@pytest.mark.parametrize(
+    ("changes", "is_safe"),
+    [
+        ({}, True),
+        ({"queue_length": 1}, False),
+        ({"parked": 1}, False),
+        ({"interrupted": 1}, False),
+    ],
+)
+def test_trouble_of_the_storage_hides_not_whether_all_is_safe(
+    changes: dict[str, object], is_safe: bool
+) -> None:
+    """Somebody who has removed what did not fit must be told that nothing is left."""
+    trouble = {"backing_health": {"state": "refusing", "why": "stream: No space left on device"}}
+    lines = unsafe_lines(status(**trouble, **changes))
+    assert [line for line in lines if "refuses calls" in line]
+    assert any(line.startswith("safe: ") for line in lines) is is_safe
 
 
 def test_status_puts_who_stands_still_above_what_is_not_safe_yet() -> None:

@@ -421,7 +421,9 @@ def lanes_line(status: show.Json) -> str:
 
 
 def unsafe_lines(status: show.Json) -> list[str]:
-    """What is not yet safe, most urgent first; one line that says `safe` when nothing is."""
+    """What is not yet safe, most urgent first, and what ails the backing directory; a last line
+    that says `safe` where all is.
+    """
     health = status["backing_health"]
     lines = []
     if status.get("bypassed_since") is not None:
@@ -476,6 +478,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
             f"not yet safe: {status['queue_length']} operations, "
             f"{show.size(status['queue_bytes'])}, the oldest {age} old{why}"
         )
+    is_safe = not lines
     pace = status.get("pace") or {}
     if pace.get("falls_behind"):
         lines.append(
@@ -493,7 +496,9 @@ def unsafe_lines(status: show.Json) -> list[str]:
     unclosed = (
         " (files that are open are safe when they are closed)" if status["open_files"] else ""
     )
-    return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+    if is_safe:  # also where the storage has trouble with what nobody wants any more
+        lines.append(f"safe: everything that was closed is on the backing directory{unclosed}")
+    return lines
 
 
 def _long_written(status: show.Json) -> list[str]:
