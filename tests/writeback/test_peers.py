@@ -12,7 +12,14 @@ import pytest
 from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.members.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.peers import (
+    PAST_CACHES_S,
+    RECORDS_AFTER,
+    Peer,
+    Terms,
+    Verdict,
+    may_be_of_loss,
+)
 from tests.rig.runtime import REAL, clock_of
 
 clause = pytest.mark.clause
@@ -243,6 +250,34 @@ def test_how_long_a_clock_holds_pointers_up() -> None:
     )
     assert peer_of(record(clock=1012.0)).clock_wait_s(TERMS) < TERMS.clock_bound_s + 13.0
     assert peer_of(record(drift_s=7200.0)).clock_wait_s(TERMS) == most
+
+
+@clause("S164")
+@pytest.mark.parametrize(
+    ("since", "may_be"),
+    [
+        (990.0 - 1.001, False),
+        (990.0 - 1.0, True),
+        (990.0, True),
+        (1000.0, True),
+        (1000.0 + 0.999, True),
+        (1000.0 + 1.0, False),
+    ],
+)
+def test_a_loss_holds_back_what_two_clocks_may_have_put_into_it(
+    since: float, *, may_be: bool
+) -> None:
+    """Who closed the pointer and who has lost something are judged by a third: each of their
+    clocks may be off by the bound of 0.5 s.
+
+    What was closed when the loss ended, by a clock that is right, was closed after it.
+    """
+    assert may_be_of_loss((990.0, 1000.0), since, 0.5) is may_be
+
+
+@clause("S164")
+def test_where_nothing_is_lost_nothing_is_of_a_loss() -> None:
+    assert not may_be_of_loss(None, CLOSED, 0.5)
 
 
 class Clocks:
