@@ -438,6 +438,43 @@ def test_the_rest_of_it_does_not_follow_while_a_piece_is_on_its_way(
     run(tmp_path, scenario)
 
 
+def test_a_piece_that_is_written_to_in_a_gap_on_its_way_goes_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hold lets a write through now and then; a piece that is read before it and goes after it
+    would be the older one.
+    """
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = bytearray(patterned(80 * MIB))
+        move = w.inner.outgrown._move
+        write_all = outgrown.write_all
+        written: list[int] = []
+
+        def with_a_gap(held: Held, body: Body, source: int, target: int, piece: int) -> bool:
+            def sent(fd: int, content: bytes, offset: int) -> int:
+                done = write_all(fd, content, offset)
+                if not written:
+                    written.append(piece)
+                    os.pwrite(opened.backing_fd, b"\xfe" * PIECE, piece * PIECE)
+                    held.gaps += 1
+                return done
+
+            monkeypatch.setattr(outgrown, "write_all", sent)
+            return move(held, body, source, target, piece)
+
+        monkeypatch.setattr(w.inner.outgrown, "_move", with_a_gap)
+        await outgrow(w, kernel, opened, ino, bytes(data))
+        start = written[0] * PIECE
+        data[start : start + PIECE] = b"\xfe" * PIECE
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
 def test_a_piece_stays_for_who_writes_to_it_without_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

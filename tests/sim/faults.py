@@ -14,6 +14,9 @@ LANE_HANGS_S = (0.1, 0.3, 1.0, 7.0)
 """The same in the lane of the kernel, where writers are held meanwhile."""
 KILLED_AT_A_CHANGE = 0.4
 """Share of lives of histories with habits that end as the storage has just been changed."""
+KILLED_WITHIN = 0.2
+"""Share of lives of several processes that end within a commit of the state."""
+WITHIN_MAX = 20
 KILLED_AT_A_MUST = 0.3
 """Share of lives of that lane that end as something is recorded before it is done."""
 
@@ -79,6 +82,10 @@ class Death:
     """Of the files in RAM: one is made, or removed."""
     must: float = math.inf
     """Of those commits that have to be there before what follows is done."""
+    within: float = math.inf
+    """Of those commits after which something is taken away: what goes with it is written, and the
+    state is not.
+    """
     change: float = math.inf
     """Of the storage: before the life hears of it."""
     calls: float = math.inf
@@ -93,6 +100,9 @@ class Death:
         must = choices.stream("must", *life)
         if choices.profile is Profile.LANE and must.random() < KILLED_AT_A_MUST:
             return cls(must=must.randrange(1, 30), is_after=must.random() < 0.5)
+        within = choices.stream("within", *life)
+        if choices.profile is Profile.SHARED and within.random() < KILLED_WITHIN:
+            return cls(within=within.randrange(1, WITHIN_MAX))
         chance = choices.stream("death", *life)
         kind = chance.choice(("turn", "turn", "commit", "commit", "tier", "calls"))
         if kind == "turn":

@@ -100,6 +100,14 @@ class MortalState(StateDatabase):
             life.kill("after a commit of the state")
         return recorded
 
+    def _settle(self) -> bool:
+        life = self.life
+        if life is not None and self._after and not life.turns.is_over:
+            life.owing_commits += 1
+            if life.owing_commits == life.death.within:
+                life.kill("within a commit of the state")
+        return super()._settle()
+
     def must_commit(self) -> None:
         life = self.life
         if life is None:
@@ -279,6 +287,7 @@ class Life:
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
         self.commits = self.musts = self.tier_changes = self.changes = self.answered = 0
+        self.owing_commits = 0
         self._pages_missed = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None

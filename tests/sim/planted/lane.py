@@ -56,6 +56,9 @@ LANE_BUGS = [
         "                if held.gaps != gaps and os.pread",
         "                if False and os.pread",
         ONLY_LANE,
+        unreached=(
+            "in none of 100 histories a gap comes while a piece is on its way; test_outgrown has it"
+        ),
     ),
     Bug(
         "synced-not-copied",
