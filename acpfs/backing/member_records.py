@@ -100,6 +100,10 @@ class NodeRecord:
     """What its wall clock is ahead of its own, because somebody set it; or was, as something was
     closed that is to come.
     """
+    moved_s: float | None = None
+    """By how much its clock was moved for that since the first of what is to come was closed; None:
+    an older acpfs.
+    """
     heard: dict[str, float] = field(default_factory=dict)
     """Other node → seconds that its clock is at least ahead of this one's (or, negative, at most
     behind), by its last records.
@@ -206,6 +210,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "watermark": (True, _is_number),
     "pointers": (False, lambda value: value is None or _is_number(value)),
     "gated": (False, lambda value: value is None or _is_number(value)),
+    "moved_s": (False, lambda value: value is None or _is_number(value)),
     "drift_s": (False, _is_number),
     **dict.fromkeys(
         ("heard", "held", "placed", "standing", "standing_of_lost"),

@@ -124,13 +124,28 @@ class NodeClock:
         `oldest`: tells the first stamp of all that is to come; infinity: nothing is.
         """
         drift_s = self.drift_s
-        if self._least_base == self._most_base or oldest() > self._moved_until:
-            self._least_base = self._most_base = self._base
+        if not self._was_moved(oldest):
             return drift_s
         wall_base = self._wall() - self._running()
         wrong_s = (wall_base - self._least_base, wall_base - self._most_base, drift_s)
         largest_s = max(wrong_s, key=abs)
         return largest_s if abs(largest_s) >= DRIFT_S_MIN else 0.0
+
+    def moved_s(self, oldest: Callable[[], float]) -> float:
+        """By how much this clock was moved since it gave stamps that still count, in seconds.
+
+        `oldest`: as for `wrong_by_s`.
+        """
+        if not self._was_moved(oldest):
+            return 0.0
+        return max(self._most_base - self._base, self._base - self._least_base)
+
+    def _was_moved(self, oldest: Callable[[], float]) -> bool:
+        """Whether it was, since it gave the first stamp that still counts."""
+        if self._least_base != self._most_base and oldest() <= self._moved_until:
+            return True
+        self._least_base = self._most_base = self._base
+        return False
 
     def work_off(self) -> None:
         """Come nearer to the wall clock, by at most half of the time since the last call."""

@@ -449,7 +449,6 @@ def test_a_piece_that_is_written_to_in_a_gap_on_its_way_goes_with_that(
         ino, opened = await writer(w, b"big")
         data = bytearray(patterned(80 * MIB))
         move = w.inner.outgrown._move
-        write_all = outgrown.write_all
         written: list[int] = []
 
         def with_a_gap(held: Held, body: Body, source: int, target: int, piece: int) -> bool:

@@ -252,6 +252,29 @@ def test_how_long_a_clock_holds_pointers_up() -> None:
     assert peer_of(record(drift_s=7200.0)).clock_wait_s(TERMS) == most
 
 
+@clause("S166", "S400")
+@pytest.mark.parametrize(
+    ("fields", "terms", "verdict"),
+    [
+        ({"moved_s": 0.0}, TERMS, Verdict.WITHHELD),
+        ({"moved_s": 1.0}, TERMS, Verdict.WITHHELD),
+        ({"moved_s": 2.5}, TERMS, Verdict.PASSES),
+        ({}, TERMS, Verdict.PASSES),
+        ({"moved_s": 0.0, "drift_s": 0.0}, replace(TERMS, drift_s=3.0), Verdict.WITHHELD),
+        ({"moved_s": 1.5}, replace(TERMS, moved_s=1.0), Verdict.PASSES),
+    ],
+)
+def test_a_wall_clock_that_is_set_lets_nothing_pass_that_is_withheld(
+    fields: dict[str, object], terms: Terms, verdict: Verdict
+) -> None:
+    """Which of two was first is known by the members' own clocks: only what these were moved by
+    counts. An older acpfs does not tell that: there all of the difference may be.
+    """
+    told = {"drift_s": -3.0, "watermark": CLOSED + 10, "held": {"k": CLOSED - 2}} | fields
+    peer = peer_of(record(**told))
+    assert peer.judge(CLOSED, terms, asks=("k",)) is verdict
+
+
 @clause("S164")
 @pytest.mark.parametrize(
     ("since", "may_be"),
@@ -343,6 +366,7 @@ def test_what_was_stamped_while_a_clock_was_wrong_is_so_when_it_is_right_again(
     clock.work_off()
     stamp = clock.now()
     assert clock.wrong_by_s(lambda: before) == pytest.approx(step_s), "either clock may be right"
+    assert clock.moved_s(lambda: before) == 1.0
     clocks.wall -= step_s
     for _ in range(2):
         clocks.pass_s(10.0)
@@ -354,7 +378,9 @@ def test_what_was_stamped_while_a_clock_was_wrong_is_so_when_it_is_right_again(
     moved_s = step_s / 3  # by half of the time
     assert abs(clock.wrong_by_s(lambda: stamp)) == pytest.approx(abs(moved_s))
     assert abs(clock.wrong_by_s(lambda: before)) == pytest.approx(abs(moved_s))
+    assert clock.moved_s(lambda: stamp) == pytest.approx(1.0)
     assert clock.wrong_by_s(lambda: math.inf) == 0.0
+    assert clock.moved_s(lambda: stamp) == 0.0
     assert clock.wrong_by_s(lambda: stamp) == 0.0, "nothing has such a stamp any more"
 
 

@@ -327,6 +327,7 @@ class Cluster:
             standing_of_lost=standing_of_lost,
             gated=self._gate.head(),
             drift_s=self._wrong_by_s(),
+            moved_s=clock.moved_s(self._oldest_stamp),
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
             lost=self._own.lost,
             heartbeat_s=self._pace.heartbeat_s,
@@ -796,6 +797,7 @@ class Cluster:
             self._wrong_by_s(),
             settings.node_timeout_s,
             settings.node_forget_after_s,
+            self._log.clock.moved_s(self._oldest_stamp),
         )
 
     def _wrong_by_s(self) -> float:

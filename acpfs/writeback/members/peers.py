@@ -69,6 +69,8 @@ class Terms:
     node_timeout_s: float
     forget_after_s: float
     """0: never."""
+    moved_s: float = 0.0
+    """By how much its clock was moved since the first of what is to come was closed."""
 
 
 def longest_cached_s(terms: Terms) -> float:
@@ -314,13 +316,22 @@ class Peer:
         That is at least what was measured; and no less than the bound allows, unless that is
         measured to be wrong. So of two members that judge each other's pointers, not both find that
         the other's was first.
+
+        A wall clock that was set says nothing of that: both stamps, and what was measured, are of
+        the members' own clocks. What counts is by how much those were moved.
         """
         bound_s = self.bound_s(terms)
         ahead_s = self.ahead_s_min
         if self.ahead_s_max(terms.node) >= -bound_s:
             ahead_s = max(ahead_s, -bound_s)
-        drift_s = abs(terms.drift_s) + (abs(self.record.drift_s) if self.record is not None else 0)
-        return stamp - ahead_s + drift_s < closed_at
+        return stamp - ahead_s + terms.moved_s + self._moved_s() < closed_at
+
+    def _moved_s(self) -> float:
+        """By how much its clock was moved, at most, since it gave stamps that still count."""
+        if self.record is None:
+            return 0.0
+        moved_s = self.record.moved_s
+        return abs(self.record.drift_s) if moved_s is None else moved_s
 
     def has_replaced(self, names: Iterable[str], closed_at: float, terms: Terms) -> bool:
         """Whether it has made a pointer of one of these names that was closed after `closed_at` by

@@ -112,6 +112,14 @@ MEMBER_BUGS = [
         ONLY_MEMBERS,
     ),
     Bug(
+        "wrong-clock-lets-pass",
+        "what is withheld is not surely before a pointer while a wall clock is wrong",
+        PEERS,
+        "        return abs(self.record.drift_s) if moved_s is None else moved_s",
+        "        return abs(self.record.drift_s)",
+        ONLY_MEMBERS,
+    ),
+    Bug(
         "missing-passes",
         "a member that is missing has persisted everything",
         PEERS,
