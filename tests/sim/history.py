@@ -288,7 +288,9 @@ class History(Serving):
             at, data = whole_pieces(at, data)
             is_behind = self._is_left_behind(dead)
             if not is_behind:
+                former_bytes = len(file.content)
                 file.becomes(at, data)
+                file.comes_in_pages(former_bytes)
             await passthrough.write_on(dead, at, data, chance)
             if not is_behind and self.life is not None:
                 path = self.life.kept_back_as(dead.tier_id)

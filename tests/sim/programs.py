@@ -32,7 +32,7 @@ from tests.sim.choices import (
     Choices,
     Knobs,
 )
-from tests.sim.oracles import LateClose, Told, is_under_way, judge_shown
+from tests.sim.oracles import PAGE_BYTES, LateClose, Told, is_under_way, judge_shown
 from tests.sim.passthrough import Mapping
 from tests.sim.processes import ProcessTable
 from tests.sim.shown import (
@@ -223,6 +223,13 @@ class Opened:
             later.append(self.content)
         if self.outlived:
             self.outlived.append(self.content)
+
+    def comes_in_pages(self, former_bytes: int) -> None:
+        """A mount may take a copy in the middle of that write, which makes the file longer."""
+        first = (former_bytes // PAGE_BYTES + 1) * PAGE_BYTES
+        for end in range(first, len(self.content), PAGE_BYTES):
+            for later in self.later:
+                later.append(self.content[:end])
 
 
 async def _never() -> bool:

@@ -53,6 +53,8 @@ class Member(Serving):
         self._trace = trace
         self._look = look
         self._began_s = MACHINE.moment_s
+        self._clock_since_s = math.inf
+        """When its node's clock began, from the wall clock."""
         self.view = MemberStorage(storage, plan, self._began_s)
         self.seat = Seat(
             self._wall,
@@ -89,7 +91,8 @@ class Member(Serving):
 
     def _wall(self) -> float:
         since_s = MACHINE.moment_s - self._began_s - self.plan.set_at_s
-        wrong_s = self.plan.set_by_s if 0 <= since_s < SET_RIGHT_S else 0.0
+        is_set = 0 <= since_s < SET_RIGHT_S and self._clock_since_s < MACHINE.moment_s - since_s
+        wrong_s = self.plan.set_by_s if is_set else 0.0  # who begins with a wrong one has no word
         return MACHINE.wall() + self.plan.ahead_s + wrong_s
 
     def look(self) -> None:
@@ -115,6 +118,8 @@ class Member(Serving):
             if self.is_forgotten or not has_served:
                 self.came_s = MACHINE.moment_s
                 self.is_forgotten = False
+            if not base.exists():
+                self._clock_since_s = MACHINE.moment_s
             life = Life(number, base, self.view, self._choices, self.knobs, self._trace, self.seat)
             self.life = life
             self.counts["lives"] += 1

@@ -74,7 +74,8 @@ class MemberPlan:
     set_at_s: float
     set_by_s: float
     """Somebody sets its wall clock, and right again `SET_RIGHT_S` later: the clock bound is the
-    operator's word.
+    operator's word. Not where its node's clock begins meanwhile: a wall clock that is wrong then is
+    wrong by that word.
     """
     cached_s: float
     lives: tuple[Absence, ...]
