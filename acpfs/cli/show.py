@@ -93,9 +93,18 @@ def table(
         headings, all_rows = fitted(console_, headings, all_rows)
         drawn = _drawn(headings, all_rows, numbers, folded=_folded(console_, headings, all_rows))
         console_.width = wide_enough(console_, drawn)
-        console_.print(drawn)
-    else:
-        click.echo(long, err=stderr)
+        if not console_.soft_wrap:
+            console_.print(drawn)
+            return
+        with console_.capture() as captured:
+            console_.print(drawn)
+        long = captured.get()
+    click.echo(_without_padding(long) if console_.soft_wrap else long, err=stderr)
+
+
+def _without_padding(drawn: str) -> str:
+    """For a pipe or a file: no blanks at ends of lines."""
+    return "\n".join(line.rstrip() for line in drawn.splitlines())
 
 
 def fitted(

@@ -199,7 +199,14 @@ def check_fuse() -> None:
                 f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the "
                 "container the device"
             ) from None
-        raise MachineError(f"fuse is not permitted here: {DEV_FUSE}: {error.strerror}") from error
+        what_to_do = (
+            f"root can let users mount: chmod 0666 {DEV_FUSE}, as most distributions have it"
+            if error.errno == errno.EACCES
+            else "give the container the device"
+        )
+        raise MachineError(
+            f"fuse is not permitted here: {DEV_FUSE}: {error.strerror}; {what_to_do}"
+        ) from error
     if os.getuid() != 0 and shutil.which("fusermount3") is None:
         raise MachineError(
             "fuse is not permitted here: not root, and there is no fusermount3 (install fuse3)"

@@ -85,6 +85,8 @@ def choose(
             f"{needs_native} needs the native transport, which is not possible here: {missing}"
         )
     if missing and not machine.libfuse:
+        if not _may_open(machine):  # libfuse could not either
+            raise MachineError(f"no transport is possible here: {missing}")
         raise MachineError(
             f"the native transport is not possible here ({missing}), and libfuse is not "
             f"installed: {HOW_TO_GET_LIBFUSE}"
@@ -108,13 +110,17 @@ def native_lacks(machine: MachineSupport) -> str:
     version = re.match(r"(\d+)\.(\d+)", machine.release)
     if version is None or (int(version[1]), int(version[2])) < KERNEL_MIN:
         return f"Linux {machine.release} is older than {KERNEL_MIN[0]}.{KERNEL_MIN[1]}"
-    if not os.access(machine.device, os.R_OK | os.W_OK):
+    if not _may_open(machine):
         return f"{machine.device} may not be opened"
     if not may_mount(machine.status) and (machine.is_root or machine.helper is None):
         # root without the capability is in a container, where the set-uid helper cannot mount
         # either
         return f"neither CAP_SYS_ADMIN nor a user's {HELPER}"
     return ""
+
+
+def _may_open(machine: MachineSupport) -> bool:
+    return os.access(machine.device, os.R_OK | os.W_OK)
 
 
 def may_mount(status: Path = OWN_STATUS) -> bool:

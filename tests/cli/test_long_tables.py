@@ -43,7 +43,8 @@ def test_a_long_table_is_what_rich_draws(
         drawn = show._drawn(HEADINGS, many, ("size",))
         console.width = show.wide_enough(console, drawn)
         console.print(drawn)
-        assert ours == capsys.readouterr().out
+        lines = capsys.readouterr().out.splitlines()
+        assert ours.splitlines() == [line.rstrip() for line in lines]
 
 
 def test_the_rows_of_a_long_table_are_not_left_to_rich(
@@ -70,6 +71,19 @@ def test_a_table_fits_a_pipe_however_narrow_the_terminal_is(
     lines = capsys.readouterr().out.splitlines()
     assert sum("word" in line for line in lines) == 1
     assert next(line for line in lines if "word" in line).count("word") == 9 * len(headings)
+
+
+@pytest.mark.clause("S523")
+@pytest.mark.parametrize("count", [1, show.LONG_ROWS + 20])
+@pytest.mark.parametrize("stderr", [False, True])
+def test_no_line_in_a_pipe_ends_with_blanks(
+    count: int, stderr: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`awk '{print $NF}'` and editors have them as a part of the last column."""
+    show.table(HEADINGS, [("name", "1", "no")] * count, numbers=("size",), stderr=stderr)
+    lines = capsys.readouterr()[stderr].split("\n")
+    assert sum("name" in line for line in lines) == count + 1
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def in_terminal(

@@ -5,6 +5,8 @@ wrong choice.
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 import trio
 
 from acpfs.config import Settings, Transport
-from acpfs.errors import MachineError
+from acpfs.errors import ExitCode, MachineError
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.records import Lane
+from acpfs.mounting.checks import check_fuse
 from acpfs.mounting.transports import MachineSupport, TransportChoice, choose
 from acpfs.worker.serving import serve
 from tests.rig.runtime import REAL
@@ -85,6 +88,36 @@ def test_libfuse_on_old_kernels(machine: MachineSupport, release: str) -> None:
 def test_libfuse_without_the_device(machine: MachineSupport) -> None:
     machine.device.unlink()
     assert str(machine.device) in choose(Transport.AUTO, machine).reason
+
+
+@pytest.mark.clause("S524")
+def test_libfuse_is_not_recommended_where_it_would_not_help(machine: MachineSupport) -> None:
+    machine.device.unlink()
+    neither = dataclasses.replace(machine, libfuse=False)
+    with pytest.raises(MachineError, match=r"no transport is possible here: .* may not be opened"):
+        choose(Transport.AUTO, neither)
+
+
+@pytest.mark.clause("S524")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errno.EACCES, "Permission denied; root can let users mount: chmod 0666 /dev/fuse"),
+        (errno.EPERM, "Operation not permitted; give the container the device"),
+        (errno.ENOENT, "no /dev/fuse: load the kernel's fuse module"),
+    ],
+)
+def test_who_may_not_open_the_device_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, error: int, said: str
+) -> None:
+    def refuse(*_words: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(MachineError, match=said) as refused:
+        check_fuse()
+    monkeypatch.undo()
+    assert refused.value.exit_code is ExitCode.ENVIRONMENT
 
 
 def test_without_the_package_of_libfuse(machine: MachineSupport) -> None:
