@@ -2,4 +2,4 @@
 backing directory.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"

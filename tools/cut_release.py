@@ -107,7 +107,7 @@ def main() -> int:
     subprocess.run(["git", "status", "--short"], cwd=ROOT, check=True)
     print(
         f"now: look at it, git commit, git tag -s v{version}, tools/release\n"
-        "(`git checkout . && git clean -d tests/formats/fixtures` takes all of it back)"
+        "(`git checkout . && git clean -fd tests/formats/fixtures` takes all of it back)"
     )
     return 0
 
