@@ -199,6 +199,7 @@ def test_a_file_larger_than_the_share_outgrows_ram_and_is_whole(
 
 
 @pytest.mark.clause("S574")
+@pytest.mark.transports("native", "libfuse")
 def test_df_of_a_user_shows_what_he_can_still_write(
     tmp_path: Path, make_mount: MakeMount, transport: str
 ) -> None:
