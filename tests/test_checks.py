@@ -148,7 +148,8 @@ def test_package(tmp_path: Path) -> None:
 def test_a_release_needs_its_tag(tmp_path: Path) -> None:
     """In a clone, so that this checkout may be as it is."""
     clone = tmp_path / "clone"
-    ended(["git", "clone", "-q", "--no-local", "--depth", "1", f"file://{REPOSITORY}", str(clone)])
+    words = ["git", "clone", "-q", "--no-local", "--no-tags", "--depth", "1"]
+    ended([*words, f"file://{REPOSITORY}", str(clone)])
     for spoil, why in (
         (lambda: None, "has no tag v"),
         (lambda: (clone / "README.md").write_text("other"), "is not clean"),
