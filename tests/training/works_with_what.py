@@ -92,6 +92,11 @@ ROWS = (
         ("test_a_shard_that_nobody_else_holds_is_refused",),
     ),
     Row(
+        "torchtitan's trainer, with copies or `buddy_every`",
+        (NOT_TRIED, "by hand (T226)", NOT_TRIED, NOT_TRIED),
+        (),
+    ),
+    Row(
         "Megatron-Core, distributed optimizer in two instances",
         (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
         ("test_with_tensor_parallelism", "test_two_groups_of_experts", "test_a_rank_is_replaced"),
