@@ -182,11 +182,15 @@ class Parts:
         self.identity.release()
 
     def _orphans(self) -> list[str]:
-        """Nodes that are missing, and of which something is held here."""
+        """Nodes that are missing, or are being adopted, and of which something is held here.
+
+        Who adopts one writes its record, so it does not look missing meanwhile.
+        """
         with self.fs.lock:
             peers = self.cluster.statistics().peers
         missing = {peer.node for peer in peers if peer.missing and not peer.forgotten}
-        return sorted({one.origin for one in self.holding.statistics()} & missing)
+        held = self.holding.statistics()
+        return sorted({one.origin for one in held if one.is_frozen or one.origin in missing})
 
 
 def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> Parts:

@@ -125,10 +125,13 @@ def test_nobody_is_adopted_who_lives_or_of_whom_nothing_counts(
 
 
 @clause("S587")
+@pytest.mark.parametrize("holder", ["stays", "is unmounted"])
 def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
-    tmp_path: Path, fault_fs: FaultFs
+    tmp_path: Path, fault_fs: FaultFs, holder: str
 ) -> None:
-    """All processes of the adopter die, and the command is given again."""
+    """All processes of the adopter die, and the command is given again. The holder may have been
+    unmounted meanwhile: its RAM has the only copy, though the lost node's record is fresh.
+    """
     saves = member(fault_fs, tmp_path, "saves", **SLOW)
     holds = member(fault_fs, tmp_path, "holds", **NOTICES)
     files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
@@ -155,6 +158,10 @@ def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
         adopting.path.mkdir(parents=True)
         adopting.start()
         adopting.wait_status(lambda now: now["queue_length"] == 3)
+        if holder == "is unmounted":
+            holds.wait_status(lambda now: "saves" not in now["cluster"]["missing"])
+            holds.umount()
+            holds.start()
         for process in (adopting.supervisor, adopting.pid):
             os.kill(process, signal.SIGKILL)
             wait_gone(process)
