@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import re
+import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ comes have looked already, and are told by node records instead.
 _VOLUME = (b"volume",)
 _HELPERS = ("hold_process.py",)
 """Of `transport.native`: it lives until the last worker has ended, or what is left of it."""
+HELPER_ENDS_S = 2.0
+"""So long a mount waits for the end of one whose worker has ended."""
+_LOOKS = 3
 
 
 def node_id(
@@ -143,15 +147,38 @@ def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
         os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
         0o600,
     )
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not any(_try_to_lock(fd) for _look in range(_LOOKS)):
         refused = RefusedError(_held(fd, node))
         os.close(fd)
-        raise refused from None
+        raise refused
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _try_to_lock(fd: int) -> bool:
+    """Where all that served was killed just now, the helper of the last worker has it for a moment
+    longer: its end is waited for.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not holders(fd, _HELPERS):
+            for helper in holders(fd, ()):
+                _wait_for_end(helper.pid)
+        return False
+    return True
+
+
+def _wait_for_end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(HELPER_ENDS_S * 1000)
+        finally:
+            os.close(pidfd)
 
 
 def _held(fd: int, node: str) -> str:

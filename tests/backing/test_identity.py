@@ -36,10 +36,10 @@ def place(tmp_path: Path) -> Iterator[BackingDirectory]:
     directory.disconnect()
 
 
-def holder(fd: int, path: Path) -> subprocess.Popen[str]:
+def holder(fd: int, path: Path, *program: str) -> subprocess.Popen[str]:
     """A process that has the lock from this one, and looks at a path."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(fd), str(path)],
+        [sys.executable, *(program or ("-c", HOLDS)), str(fd), str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -60,6 +60,35 @@ def test_who_lives_and_has_the_lock_is_named(place: BackingDirectory, tmp_path: 
         assert f"(process {process.pid})" in told
         process.communicate("")
     identity.claim(place, tmp_path / "run").release()
+
+
+@clause("S485")
+def test_the_helper_of_what_was_killed_just_now_is_waited_for(
+    place: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends by itself, a moment after the worker that it helped."""
+    claimed = identity.claim(place, tmp_path / "run")
+    program = tmp_path / "hold_process.py"
+    program.write_text(HOLDS)
+    with holder(claimed.lock_fd, tmp_path, str(program)) as helper:
+        os.close(claimed.lock_fd)
+        waits = identity._wait_for_end
+
+        def ends_meanwhile(pid: int) -> None:
+            assert pid == helper.pid
+            assert helper.stdin is not None
+            helper.stdin.close()
+            waits(pid)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(identity, "_wait_for_end", ends_meanwhile)
+            identity.claim(place, tmp_path / "run").release()
+    monkeypatch.setattr(identity, "HELPER_ENDS_S", 0.0)
+    claimed = identity.claim(place, tmp_path / "run")
+    with holder(claimed.lock_fd, tmp_path, str(program)) as helper:
+        os.close(claimed.lock_fd)
+        assert "already mounted" in refusal(place, tmp_path), "not for ever"
+        helper.communicate("")
 
 
 @clause("S485", "S83")
