@@ -411,7 +411,10 @@ def _kill_processes(runtime_dir: Path, pids: Iterable[Known], timeout_s: float =
     """
     deadline = time.monotonic() + timeout_s
     hanging: set[int] = set()
-    while living := [pid for pid in _living(runtime_dir, pids) if pid not in hanging]:
+    empty_looks = 0
+    while empty_looks < 2:  # who is in an exec has no environment for a moment
+        living = [pid for pid in _living(runtime_dir, pids) if pid not in hanging]
+        empty_looks = 0 if living else empty_looks + 1
         if time.monotonic() > deadline:
             return
         for pid in living:
