@@ -148,10 +148,10 @@ class Prolog:
             f"cat '{self.top}'/$([ -e '{self.top}/mounted' ] && echo after || echo before)",
         )
 
-    def run(self) -> tuple[int, list[str]]:
+    def run(self, script: str = "prolog.sh") -> tuple[int, list[str]]:
         """Its exit code, and who was called how."""
         done = subprocess.run(
-            ["sh", str(self.top / "scripts/prolog.sh")],
+            ["sh", str(self.top / "scripts" / script)],
             capture_output=True,
             text=True,
             timeout=300,
@@ -203,6 +203,34 @@ def test_another_prolog_may_have_mounted_meanwhile(tmp_path: Path) -> None:
     prolog.says({"state": "held"}, after_mount={"state": "serving"})
     prolog.double("acpfs", f"touch '{tmp_path}/mounted'; exit 5")
     assert prolog.run()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flush", "is_told"),
+    [("exit 0", False), ("echo 3 files are left; exit 1", True), ("kill -9 $$", True)],
+)
+def test_an_epilog_never_fails(tmp_path: Path, flush: str, *, is_told: bool) -> None:
+    """Slurm drains a node whose epilog does."""
+    script = Prolog(tmp_path)
+    script.double("acpfs-ctl", flush)
+    code, told = script.run("epilog.sh")
+    assert code == 0
+    assert told[0].startswith("acpfs-ctl ")
+    said = [line for line in told if line.startswith("logger")]
+    assert len(said) == is_told
+    assert all("not persisted, and going on" in line for line in said)
+
+
+@pytest.mark.parametrize("conf", ["", "ACPFS_PATH=/\n", None])
+def test_nor_does_one_without_its_settings(tmp_path: Path, conf: str | None) -> None:
+    script = Prolog(tmp_path)
+    path = tmp_path / "scripts/acpfs.conf"
+    if conf is None:
+        path.unlink()
+    else:
+        path.write_text(conf)
+    script.told.touch()
+    assert script.run("epilog.sh") == (0, [])
 
 
 class Site:
