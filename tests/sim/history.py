@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -236,7 +237,8 @@ class History(Serving):
                 self._leave_writers(self.passthrough, number)
             life.bury()
             self.storage.forget_descriptors()
-            self._give_mode_to_torn()
+            if self.knobs.is_torn:
+                self._give_mode(self._torn())
             self.look()
 
     def _lose_ram(self, life: Life) -> None:
@@ -257,7 +259,7 @@ class History(Serving):
                 self.storage.settle()
                 for told in self.told:  # the disk failed, and status says that it is off
                     told.mirrored_at = 0
-                self._give_mode()
+                self._give_mode(self._directories())  # what would have given it is lost
 
     def _leave_writers(self, passthrough: Passthrough, number: int) -> None:
         """Those who live longer than the session of that life."""
@@ -346,19 +348,19 @@ class History(Serving):
                     in_vain = 0
                     self.counts["directories removed by others"] += 1
 
-    def _give_mode(self) -> None:
-        """A directory that was made, and not given its mode: what would have is lost."""
-        for path, mode in self.storage.attributes().items():
-            if path.endswith(b"/" + attribute(b"", MODE)) and mode == b"%o" % BARE_MODE:
-                place = path[: -len(attribute(b"", MODE))]
-                self.storage.give_mode(place, BARE_MODE, 0o755)
+    def _give_mode(self, places: Iterable[bytes]) -> None:
+        """A life that ends as it makes a directory leaves it without its mode (S522): somebody
+        gives it to those of them that have none.
+        """
+        for place in sorted(places):
+            if self.storage.give_mode(place, BARE_MODE, 0o755):
+                self.trace.note("somebody", "gives its mode", (place,))
 
-    def _give_mode_to_torn(self) -> None:
-        """A life that ends as it makes a directory again leaves it without its mode (S522)."""
-        for told in self.told if self.knobs.is_torn else ():
-            for place in sorted(told.torn | told.were_torn):
-                if self.storage.give_mode(place, BARE_MODE, 0o755):
-                    self.trace.note("somebody", "gives its mode", (place,))
+    def _torn(self) -> set[bytes]:
+        return {place for told in self.told for place in told.torn | told.were_torn}
+
+    def _directories(self) -> list[bytes]:
+        return [path for path in self.storage.visible() if path.endswith(b"/")]
 
     def _count_kernel(self, passthrough: Passthrough) -> None:
         self.counts["writes that were held up"] += passthrough.held_up

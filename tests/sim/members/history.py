@@ -51,7 +51,9 @@ class MembersHistory:
             Member(one, self.plan, self.storage, choices, base, self.trace, self.look)
             for one in self.plan.members
         ]
-        self.job = Job(self.members, self.plan, choices, self.trace, self._judge_waited)
+        self.job = Job(
+            self.members, self.plan, choices, self.trace, self._judge_waited, self._attend
+        )
         self._judge = Judge(self.job, self.storage, choices.stream("power"))
         self._chance = choices.stream("turns of members")
         self._counts = Counter[str]()
@@ -175,6 +177,17 @@ class MembersHistory:
         self._judge.forgets_loss(member)
         self._counts["losses forgotten"] += 1
         await self._asked(member, member.node)
+
+    async def _attend(self) -> None:
+        """An operator comes, as all wait: what only a person can end ends."""
+        self._counts["times that an operator came to who waits"] += 1
+        for member in self.members:
+            if member.is_gone:
+                await self._forget(member)
+            else:
+                await self._forgive(member)
+            if member.serves:
+                member.serves.engine.retry()
 
     # -- the end
 

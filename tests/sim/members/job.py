@@ -41,6 +41,12 @@ NEWS_S = 60.0
 """Who came less long ago may be overlooked where listings are remembered (`others_persisted`)."""
 LONGEST_S = 4000.0
 """Of a step of the job."""
+OPERATOR_S = 400.0
+"""After which a person looks at a wait that goes on: nothing else ends one for a lost RAM (S164).
+Longer than what ends by itself: absences, and until a member counts as missing.
+"""
+ATTENDS_S = 20.0
+"""Between two looks of that person."""
 
 
 @dataclass
@@ -82,9 +88,13 @@ class Job:
         choices: Choices,
         trace: Trace,
         waited: Callable[[dict[str, bytes]], None],
+        attend: Callable[[], Awaitable[None]],
     ) -> None:
-        """`waited`: a wait for what others had closed has ended, for these files."""
+        """`waited`: a wait for what others had closed has ended, for these files. `attend`: an
+        operator ends what only a person can end.
+        """
         self._waited = waited
+        self._attend = attend
         self.members = members
         self._plan = plan
         self._choices = choices
@@ -178,7 +188,12 @@ class Job:
             return True
 
         self._trace.note(member.node, "waits for others")
-        if not await member.ask_cluster(life, wait):
+        has_ended = trio.Event()
+        async with trio.open_nursery() as beside:
+            beside.start_soon(self._attend_until, has_ended)
+            answered = await member.ask_cluster(life, wait)
+            has_ended.set()
+        if not answered:
             return
         still = {
             one.node for one in self.members if one.is_up and others.get(one.node) == one.machine
@@ -187,6 +202,15 @@ class Job:
         self._waited(
             {path: checkpoint.files[path] for path, (owner, _lost) in owners if owner.node in still}
         )
+
+    async def _attend_until(self, has_ended: trio.Event) -> None:
+        """It is not cancelled amid a call: what an operator has begun is done."""
+        with trio.move_on_after(OPERATOR_S):
+            await has_ended.wait()
+        while not has_ended.is_set():
+            await self._attend()
+            with trio.move_on_after(ATTENDS_S):
+                await has_ended.wait()
 
     async def _all(
         self, members: list[Member], act: Callable[[Member], Awaitable[None]]
