@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from acpfs.backing.lower import LowerPath, LowerStat
@@ -221,14 +222,11 @@ class Changes:
             return
         node.versions -= 1
         self._log.needs.give_back(op)
-        xattrs = dict(op.meta.xattrs)
-        had = narrowed = op.meta.permissions  # as of the older content: see `OperationLog.fold`
-        for change in self._log.attributes_behind(op):
-            xattrs.update(change.meta.xattrs)
-            if had is not None and change.meta.permissions is not None:
-                narrowed = had & change.meta.permissions
-            self._log.withdraw(change)
+        behind = self._log.attributes_behind(op)
         created = self._log.withdraw(op)
+        if created:
+            for change in behind:
+                self._log.withdraw(change)
         self._known(op)
         if created:
             node.unlogged = True
@@ -238,12 +236,31 @@ class Changes:
         self._unpin_name(op.parent, op.name)
         self._contents.withdrawn(node, op.version)
         self._table.changed(node)
-        if created:
-            return
-        if narrowed != had:
-            self.change_metadata(node, Metadata(permissions=narrowed))
-        if xattrs:  # the other attributes go with the next STORE anyway
+        if not created:
+            self._keep_for_older(node, op, behind)
+
+    def _keep_for_older(self, node: Node, op: Op, behind: list[Op]) -> None:
+        """What was set behind a close that is taken back, and holds for the older content, too.
+
+        It keeps its place: what was logged since may have been made for fewer than could read the
+        file before, and who waits for it is told when the storage has it.
+        """
+        xattrs = dict(op.meta.xattrs)
+        had = op.meta  # as of the older content: see `OperationLog.fold`
+        for change in behind:
+            xattrs.update(change.meta.xattrs)
+            narrowed = change.meta.narrowed_from(had)
+            if not narrowed.gives_rights(had) and not xattrs:
+                self._log.withdraw(change)
+                continue
+            had = narrowed
+            # the rest goes with the next STORE anyway
+            change.meta = replace(narrowed, xattrs=xattrs)
+            xattrs = {}
+            self._log.save(change)
+        if xattrs:  # they were folded into the close
             self.change_metadata(node, Metadata(xattrs=xattrs))
+            self._log.inherit(op, self._log.last_of(node.ino))
 
     def let_go_of_half(self, node: Node) -> None:
         """A name of the node, or a descriptor, is gone: if it was the last one, nobody waits for
@@ -391,7 +408,17 @@ class Changes:
             return False
         self._date_back(node, last.seq)
         self._table.touch(node, mtime=False)
+        self._give_rights_to_last(node)
         return True
+
+    def _give_rights_to_last(self, node: Node) -> None:
+        """Those that were to come with the half, and are shown: see `withdraw`."""
+        logged = Metadata()
+        for op in self._log.pending_of(node.ino):
+            logged.merge(op.meta)
+        shown = Metadata(permissions=stat.S_IMODE(node.mode), uid=node.uid, gid=node.gid)
+        if shown.gives_rights(logged):
+            self.change_metadata(node, shown)
 
     def _date_back(self, node: Node, since: Seq) -> None:
         """Its time is what the operations from that one on say last."""

@@ -357,6 +357,114 @@ def test_attributes_logged_behind_a_close_do_not_keep_it_from_being_taken_back(
     trio.run(main)
 
 
+async def close_in_doubt(w: World, name: bytes = b"f") -> OpenFile:
+    """A stored file, which somebody overwrites; a copy of the descriptor is closed."""
+    ino = await w.write(name, b"old")
+    await w.drained()
+    w.engine.hold(True)
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+    await w.do(w.fs.write(opened.handle, 0, b"half"))
+    await w.do(w.fs.flush(opened.handle))
+    return opened
+
+
+@pytest.mark.clause("S14", "S595")
+@pytest.mark.parametrize("change", ["rights", "folded xattr", "xattr behind it"])
+def test_what_was_set_behind_a_close_that_is_taken_back_keeps_its_place(
+    tmp_path: Path, change: str
+) -> None:
+    """Who has shut a file off, and then makes what its former readers must not know of, and who
+    waits until that is so.
+    """
+
+    async def scenario(w: World) -> None:
+        opened = await close_in_doubt(w)
+        [store] = w.log
+        assert store.version is not None
+        if change == "rights":
+            await w.write(b"before", b"x")  # so that it is not folded into the close
+            await w.do(w.fs.setattr(store.ino, AttributeChange(mode=0o600), None, CALLER))
+        else:
+            if change == "xattr behind it":
+                store.version.state = VersionState.STAGED
+            await w.do(w.fs.setxattr(store.ino, b"user.tag", b"kept"))
+        last = w.log.last_of(store.ino)
+        assert last is not None
+        assert (last is store) is (change == "folded xattr")
+        told = w.engine.persisted(last.seq, store.ino)
+        await w.write(b"secret", b"x")
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        assert not w.log.pending_of(store.ino)[0].tentative, "it is taken back"
+        with w.fs.lock:
+            tell = w.log.answer_waiters()
+        tell()
+        assert not told.done()
+        behind = [op.name for op in w.log if op.ino == store.ino or op.name == b"secret"]
+        if change != "folded xattr":
+            assert behind == [b"", b"secret"], "it has its place"
+        await w.drained()
+        assert told.done()
+        path = w.backing / "f"
+        assert path.read_bytes() == b"old"
+        if change == "rights":
+            assert has_mode(path, 0o600)
+        else:
+            assert os.getxattr(path, "user.tag") == b"kept"
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S595")
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
+def test_who_is_given_a_file_reads_no_more_of_the_older_content(tmp_path: Path) -> None:
+    """Nor does who had it; neither knows of the other what the mode says."""
+
+    async def scenario(w: World) -> None:
+        opened = await close_in_doubt(w)
+        [store] = w.log
+        await w.do(w.fs.setattr(store.ino, AttributeChange(uid=12, mode=0o640), None, CALLER))
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        await w.drained()
+        st = (w.backing / "f").stat()
+        assert (st.st_uid, st.st_mode & 0o777) == (12, 0o440)
+        await w.close(opened)
+        await w.drained()
+        st = (w.backing / "f").stat()
+        assert (st.st_uid, st.st_mode & 0o777) == (12, 0o640)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S595")
+def test_wider_rights_behind_a_close_come_with_the_older_content_if_that_is_all(
+    tmp_path: Path,
+) -> None:
+    """Its writer is killed, and a person decides for what was complete before, which is not stored
+    yet: the mount shows the rights that were set last, so the storage has them, too.
+    """
+
+    async def scenario(w: World) -> None:
+        w.engine.hold(True)
+        ino = await w.write(b"f", b"old")
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        await w.do(w.fs.flush(opened.handle))
+        await w.do(w.fs.setattr(ino, AttributeChange(mode=0o666), None, CALLER))
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        with w.fs.lock:
+            w.inner.table[ino].body.interrupted = True
+        await w.do(w.fs.release(opened.handle))
+        with w.fs.lock:
+            assert w.inner.interrupted.discard(b"") == (1, [])
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"old"
+        assert (await w.do(w.fs.getattr(ino))).mode & 0o777 == 0o666
+        assert has_mode(w.backing / "f", 0o666)
+
+    run(tmp_path, scenario)
+
+
 def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -> None:
     """Found by random operations of several processes: nobody told the drain, and an O_SYNC write
     waited for ever.

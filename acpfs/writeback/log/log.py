@@ -401,6 +401,11 @@ class OperationLog:
         self.wake()  # those behind it may be next, and nothing else would say so
         return created
 
+    def inherit(self, op: Op, heir: Op | None) -> None:
+        """One that was withdrawn has another in its place: who waits for it waits for that one."""
+        if heir is not None:
+            self._waiters.inherit(op.seq, heir.seq)
+
     def leave_out(self, ops: list[Op]) -> None:
         """Remove a window that `window_to_elide` found.
 

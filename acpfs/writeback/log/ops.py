@@ -102,6 +102,21 @@ class Metadata:
             for name, value in self.xattrs.items()
         )
 
+    def narrowed_from(self, earlier: Metadata) -> Metadata:
+        """Owner, group and permissions, none of them None as in `earlier`, with which nobody may
+        do more than after `earlier`, nor than after this change of it.
+        """
+        assert earlier.permissions is not None
+        uid = earlier.uid if self.uid is None else self.uid
+        gid = earlier.gid if self.gid is None else self.gid
+        left = earlier.permissions
+        if (uid, gid) != (earlier.uid, earlier.gid):
+            # whoever was its owner, of its group, or another may be any of these by now
+            left = (left >> 6 & left >> 3 & left & 0o7) * 0o111
+        if self.permissions is not None:
+            left &= self.permissions
+        return Metadata(permissions=left, uid=uid, gid=gid)
+
     def to_json(self) -> str:
         """Compact form for the state database.
 
