@@ -74,9 +74,8 @@ def test_what_was_copied_is_drained_by_the_holder(tmp_path: Path, fault_fs: Faul
         assert record["lost"][0] > closed_at
         holds.flush()
         assert on_storage(fault_fs)["latest"] == b"f2"
-        status = holds.status()
-        assert status["held"] == []
-        assert status["ram"]["held_bytes"] == 0
+        assert holds.status()["held"] == []
+        holds.wait_status(lambda now: now["ram"]["held_bytes"] == 0)  # deleted behind that
         assert not (holds.runtime_dir / "adopting" / "saves").exists()
         with pytest.raises(CommandError) as caught:
             adopt(holds, "saves")
