@@ -24,6 +24,7 @@ from acpfs.backing.leftovers import MachineId
 from acpfs.errors import RefusedError, newer
 from acpfs.lock_holders import holders
 from acpfs.runtime.chance import Chance
+from acpfs.runtime.clock import Clock
 
 VOLUME_VERSION = 1
 """Of all that lies below `.acpfs`: names of directories, staging files, and how a later mount knows
@@ -34,8 +35,9 @@ _VOLUME = (b"volume",)
 _HELPERS = ("hold_process.py",)
 """Of `transport.native`: it lives until the last worker has ended, or what is left of it."""
 HELPER_ENDS_S = 2.0
-"""So long a mount waits for the end of one whose worker has ended."""
-_LOOKS = 3
+"""So long a mount waits, in all, for the end of those whose worker has ended."""
+LOOK_AGAIN_S = 0.1
+"""While they are waited for: another one may have come to an end, or to light."""
 
 
 def node_id(
@@ -118,7 +120,7 @@ def claim(directory: BackingDirectory, runtime_dir: Path) -> Identity:
             this machine.
     """
     volume_id = _volume_id(directory)
-    lock_fd = _lock(runtime_dir, volume_id, directory.node_id)
+    lock_fd = _lock(runtime_dir, volume_id, directory.node_id, directory.clock)
     return Identity(directory.node_id, volume_id, lock_fd)
 
 
@@ -139,7 +141,9 @@ def _volume_id(directory: BackingDirectory) -> str:
     return volume_of(directory.read_own(_VOLUME))[0]
 
 
-def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
+def _lock(runtime_dir: Path, volume_id: str, node: str, clock: Clock) -> int:
+    """A descriptor that has the lock."""
+    deadline = clock.now() + HELPER_ENDS_S
     directory = runtime_dir / "locks"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(
@@ -147,38 +151,41 @@ def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
         os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
         0o600,
     )
-    if not any(_try_to_lock(fd) for _look in range(_LOOKS)):
-        refused = RefusedError(_held(fd, node))
-        os.close(fd)
-        raise refused
+    while not _is_locked(fd):
+        # who has let go of it between the two looks is not seen: look again, as long as one may
+        remains_s = deadline - clock.now()
+        if remains_s <= 0 or holders(fd, _HELPERS):
+            refused = RefusedError(_held(fd, node))
+            os.close(fd)
+            raise refused
+        _wait_for_helpers(fd, remains_s)
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
-def _try_to_lock(fd: int) -> bool:
-    """Where all that served was killed just now, the helper of the last worker has it for a moment
-    longer: its end is waited for.
-    """
+def _is_locked(fd: int) -> bool:
+    """By us, from now on."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if not holders(fd, _HELPERS):
-            for helper in holders(fd, ()):
-                _wait_for_end(helper.pid)
         return False
     return True
 
 
-def _wait_for_end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            ended = select.poll()
-            ended.register(pidfd, select.POLLIN)
-            ended.poll(HELPER_ENDS_S * 1000)
-        finally:
-            os.close(pidfd)
+def _wait_for_helpers(fd: int, timeout_s: float) -> None:
+    """Where all that served was killed just now, the helper of the last worker has the lock for a
+    moment longer: until one of them has ended, or none is seen.
+    """
+    ends = select.poll()
+    with contextlib.ExitStack() as stack:
+        for helper in holders(fd, ()):
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(helper.pid)
+                stack.callback(os.close, pidfd)
+                ends.register(pidfd, select.POLLIN)
+        # nobody: it went just now, or is a process that we may not see
+        ends.poll(min(timeout_s, LOOK_AGAIN_S) * 1000)
 
 
 def _held(fd: int, node: str) -> str:

@@ -39,6 +39,7 @@ class OwnFiles:
         self.node_id = node_id
         self.chance = runtime.chance
         """Of new names."""
+        self.clock = runtime.clock
         self._entries = Entries(root_fd, node_id, runtime, by)
         self._features = Features()
         self._calls: Counter[str] = Counter()

@@ -15,6 +15,7 @@ import pytest
 from acpfs.backing import identity
 from acpfs.backing.directory import BackingDirectory
 from acpfs.errors import ExitCode, RefusedError
+from acpfs.lock_holders import holders
 from acpfs.supervisor import stuck_processes
 from tests.rig.faultfs import FaultFs
 from tests.rig.runtime import REAL
@@ -72,16 +73,17 @@ def test_the_helper_of_what_was_killed_just_now_is_waited_for(
     program.write_text(HOLDS)
     with holder(claimed.lock_fd, tmp_path, str(program)) as helper:
         os.close(claimed.lock_fd)
-        waits = identity._wait_for_end
+        waits = identity._wait_for_helpers
 
-        def ends_meanwhile(pid: int) -> None:
-            assert pid == helper.pid
+        def ends_meanwhile(fd: int, timeout_s: float) -> None:
+            assert [one.pid for one in holders(fd, ())] in ([helper.pid], [])
+            assert 0 < timeout_s <= identity.HELPER_ENDS_S
             assert helper.stdin is not None
             helper.stdin.close()
-            waits(pid)
+            waits(fd, timeout_s)
 
         with monkeypatch.context() as patched:
-            patched.setattr(identity, "_wait_for_end", ends_meanwhile)
+            patched.setattr(identity, "_wait_for_helpers", ends_meanwhile)
             identity.claim(place, tmp_path / "run").release()
     monkeypatch.setattr(identity, "HELPER_ENDS_S", 0.0)
     claimed = identity.claim(place, tmp_path / "run")
