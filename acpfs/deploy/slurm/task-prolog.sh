@@ -10,7 +10,7 @@ PATH=$ACPFS_PATH:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
 echo "export ACPFS_DIR=$ACPFS_MOUNTPOINT"
-if grep -q " $ACPFS_MOUNTPOINT fuse.acpfs " /proc/self/mounts; then
+if grep -qF " $ACPFS_MOUNTPOINT fuse.acpfs " /proc/self/mounts; then
     echo "export ACPFS_SERVED=yes"
 else
     echo "export ACPFS_SERVED=no"
