@@ -29,7 +29,8 @@ REFUSING_AFTER_FAILURES = 3
 """So many failures in a row, of one kind of call, and the backing directory counts as refusing."""
 REFUSES_FOR_S = 300.0
 """What was refused is tried again sooner, and says then how it is. What is not was given up, or
-removed: nobody can tell any more, and an alert that never ends is heeded by nobody.
+removed: nobody can tell any more, and an alert that never ends is heeded by nobody. Longer where
+retries are rarer (`Health.retries_every`).
 """
 RECOVER_AFTER_S = 2.0
 """How long things must look better before the state says so."""
@@ -137,6 +138,13 @@ class Health:
         An error that was followed by a good call of the same kind explains nothing any more.
         """
         self._failures = 0
+        self._refuses_for_s = REFUSES_FOR_S
+
+    def retries_every(self, delay_s: float) -> None:
+        """So long, at most, whoever was refused waits before it tries again: until then, and once
+        more as some time may go by in a queue, what was refused says how it is.
+        """
+        self._refuses_for_s = max(REFUSES_FOR_S, 2 * delay_s)
 
     @contextlib.contextmanager
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
@@ -203,8 +211,9 @@ class Health:
 
     def _look(self) -> HealthState:
         now = self._clock()
-        for pool in [pool for pool, at in self._failed_at.items() if now - at > REFUSES_FOR_S]:
-            self._forget(pool)
+        for pool, failed_at in list(self._failed_at.items()):
+            if now - failed_at > self._refuses_for_s:
+                self._forget(pool)
         oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)
         if oldest_s > STUCK_AFTER_S:
             return HealthState.STUCK

@@ -101,6 +101,7 @@ class Engine:
         self._paused = False
         runtime = parts.runtime
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s, runtime)
+        self._calls.health.retries_every(settings.retry_delay_max_s)
         self._garbage = Garbage(lower, self._calls.streams)
         self._spares = Spares(parts, self._garbage.remove_nowait)
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))

@@ -300,6 +300,16 @@ class TestHealth:
         assert health.state() is HealthState.OK
         assert health.statistics().last_error == ""
 
+    @pytest.mark.clause("S470", "S521")
+    def test_what_is_tried_again_rarely_is_told_until_then(self, health: Health) -> None:
+        """With a larger `retry_delay_max` it said "ok" between two tries."""
+        health.retries_every(600.0)
+        for _ in range(3):
+            with pytest.raises(OSError, match="refused"), health.call("streams", "stream"):
+                fail(errno.ENOSPC)
+        self.now += 600.0
+        assert health.state() is HealthState.REFUSING
+
     @pytest.mark.clause("S470")
     def test_what_hangs_is_named_and_an_older_error_does_not_explain_it(
         self, health: Health
