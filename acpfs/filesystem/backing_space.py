@@ -19,6 +19,11 @@ SPACE_MAX_AGE_S = 2.0
 """statfs answers from memory up to this age, and beyond when the backing directory does not
 answer. So a storage is asked that often at most, however many programs look while it drains.
 """
+ARRIVED_MAX_S = 300.0
+"""For so long without an answer, what has arrived since is taken off. What was freed meanwhile is
+not known either: where each save replaces an older one, there would be nothing left after some of
+them, and programs that look before they save would save nothing more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class BackingSpace:
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
         """Monotonic, seconds."""
+        self._heard_at = 0.0
+        """The same, also of what an earlier worker had heard: when this one heard of it."""
         self._arrived_then = 0
         """Bytes that had arrived when that was asked for."""
         self._asked: Future[None] | None = None
@@ -65,7 +72,8 @@ class BackingSpace:
         """What was heard just now, or by an earlier worker."""
         self._known = space
         self._tell(space)
-        self._known_at = 0.0 if of_earlier_worker else self._calls.clock.now()
+        self._heard_at = self._calls.clock.now()
+        self._known_at = 0.0 if of_earlier_worker else self._heard_at
 
     @property
     def known(self) -> SpaceInfo:
@@ -83,6 +91,8 @@ class BackingSpace:
         await self._renew()
         space = self.known
         arrived = self._owed.bytes_arrived() - self._arrived_then
+        if self._calls.clock.now() - self._heard_at > ARRIVED_MAX_S:
+            arrived = 0
         owed = -(-(self._owed.bytes_owed() + arrived) // max(1, space.block_bytes))
         return replace(
             space,

@@ -175,3 +175,35 @@ def test_a_storage_that_does_not_say_leaves_what_was_heard(
         assert await free_bytes(w) == MIB
 
     run(tmp_path, scenario, make_lower=Disk, runtime=runtime_of(lambda: now[0]))
+
+
+@pytest.mark.clause("S43")
+def test_saves_that_replace_each_other_use_up_nothing_where_the_storage_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its statfs fails for hours, and the rest of it works: each save is as large as the one that
+    goes.
+    """
+    now = [1.0]
+
+    def fails(_self: Disk) -> SpaceInfo:
+        raise OSError(5, "input/output error")
+
+    async def scenario(w: World) -> None:
+        assert await free_bytes(w) == 10 * MIB
+        monkeypatch.setattr(Disk, "space", fails)
+        now[0] += 10
+        for left in (6, 2, 0):
+            await w.write(b"save", b"x" * 4 * MIB)
+            await w.drained()
+            assert await free_bytes(w) == left * MIB
+        assert await free_bytes(w) == 0, "it may be as full as that"
+        now[0] += 300
+        assert await free_bytes(w) == 10 * MIB
+        w.engine.hold(True)
+        await w.write(b"save", b"y" * 4 * MIB)
+        assert await free_bytes(w) == 6 * MIB, "what it has not got yet is taken off"
+        await w.drained()
+        assert await free_bytes(w) == 10 * MIB
+
+    run(tmp_path, scenario, make_lower=Disk, runtime=runtime_of(lambda: now[0]))
