@@ -51,9 +51,8 @@ class Nameless:
         self._notices = notices
         self._fds: dict[Ino, tuple[int, Source]] = {}
         self._handed_over: set[Ino] = set()
-        self._calls = CallPool(
-            "keep", 1, runtime
-        )  # one thread: the supervisor is told in this order
+        self.calls = CallPool("keep", 1, runtime)
+        """One thread: the supervisor is told in this order."""
 
     async def before_removal(self, node: Node) -> None:
         """A name of the node is about to go; neither a file that cannot be opened nor a supervisor
@@ -89,10 +88,10 @@ class Nameless:
 
     async def _hand_over(self, node: Node, fd: int) -> None:
         self._handed_over.add(node.ino)
-        future = self._calls.submit("keep", self._notices.keep, node.ino, [fd])
+        future = self.calls.submit("keep", self._notices.keep, node.ino, [fd])
         try:
             with contextlib.suppress(BackingTimeoutError):
-                await wait(self._calls.patient(future, self._patience_s))
+                await wait(self.calls.patient(future, self._patience_s))
         except BaseException:
             if node.names:  # whoever removes it has gone, and it has not
                 self._drop(node.ino)
@@ -118,7 +117,7 @@ class Nameless:
 
     def give_back(self, ino: Ino, fd: int) -> None:
         """The supervisor forgets it first: until then it may have to be handed to another one."""
-        self._calls.later("forget", self._forget, ino, fd)
+        self.calls.later("forget", self._forget, ino, fd)
 
     def _forget(self, ino: Ino, fd: int) -> None:
         try:

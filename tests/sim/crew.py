@@ -16,9 +16,10 @@ from __future__ import annotations
 import errno
 import os
 import random
+import stat
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
@@ -31,7 +32,8 @@ from tests.sim.choices import Choices, Knobs
 from tests.sim.oracles import Told, judge_shown
 from tests.sim.processes import Description, Process, ProcessTable
 from tests.sim.programs import Calls, by_path
-from tests.sim.shown import Shown, below
+from tests.sim.rights import CHANGES, NUMBER, SHARE, XATTR, Rights, drawn
+from tests.sim.shown import MODE, Shown, attribute, bare, below
 from tests.sim.trace import Finding, Trace
 
 KINDS = {
@@ -110,6 +112,8 @@ class SharedFile:
     on, if that turns out to count.
     """
 
+    rights: Rights = field(default_factory=Rights)
+
     def is_anybody_at_it(self) -> bool:
         return any(one.wrote for one in self.opens)
 
@@ -143,6 +147,8 @@ class Crew:
         self._processes: list[Process] = []
         self._releases: trio.Nursery
         self._under_way = ""
+        self.has_rights = choices.stream("rights", NUMBER).random() < SHARE
+        """Somebody sets rights and extended attributes, at any moment."""
 
     async def run(self) -> None:
         """All its calls, and an end at which nobody has anything open."""
@@ -152,6 +158,8 @@ class Crew:
                     continue
                 chance = self._choices.stream(self.name, number)
                 await self._call(chance)
+                if self.has_rights:
+                    await self._set_attribute(self._choices.stream(self.name, number, "rights"))
                 self._calls.kernel.answered()
                 await trio.sleep(chance.choice(PAUSES_S))
             chance = self._choices.stream(self.name, "end")
@@ -255,6 +263,7 @@ class Crew:
             lambda fs: fs.create(parent, name, 0o644, os.O_WRONLY, caller)
         )
         one = Open(attributes.ino, opened.handle, process.pid, wrote=True)
+        file.rights.is_new()
         file.content = b""
         file.is_there = True
         file.is_modified = True
@@ -519,6 +528,46 @@ class Crew:
         shown = {} if old is None else {target.encode(): old}
         await self._complete(file, lambda: by_path(act), shown=shown)
 
+    # -- attributes
+
+    async def _set_attribute(self, chance: random.Random) -> None:
+        """Whoever has the file open, and whichever close of it is in doubt."""
+        file = chance.choice(self.files)
+        if chance.random() >= CHANGES or not file.is_there:
+            return
+        change = drawn(chance)
+        caller = self._calls.kernel.new_caller()
+
+        async def act() -> None:
+            ino = await self._calls.ino(file.path)
+            if isinstance(change, bytes):
+                await self._request(lambda fs: fs.setxattr(ino, XATTR, change))
+            else:
+                whole = replace(change, mode=stat.S_IFREG | (change.mode or 0))
+                await self._request(lambda fs: fs.setattr(ino, whole, None, caller))
+
+        self._counts["attributes set beside a close in doubt"] += self._is_in_doubt(file) or any(
+            one.left is not None for one in file.opens
+        )
+        if isinstance(change, bytes):
+            self._note(None, "set xattr", file.path, change)
+            await by_path(act)
+            file.rights.xattr = change
+            return
+        assert change.mode is not None
+        self._note(None, "change mode", file.path, f"{change.mode:o}")
+        file.rights.begin(change.mode)
+        await by_path(act)
+        file.rights.end(file.told.event())
+
+    def attributes(self) -> Shown:
+        """What is known of those of its files."""
+        found: Shown = {}
+        for file in self.files if self.has_rights else ():
+            if file.is_there:
+                found.update(file.rights.at_the_end(file.path))
+        return found
+
     # -- looking
 
     async def _read(self, process: Process, chance: random.Random) -> None:
@@ -541,6 +590,9 @@ class Crew:
             quiet = not (file.is_half or file.is_modified or file.is_anybody_at_it())
             if quiet and below(stored, file.told.directory) != file.told.now:
                 judge_shown("WITHHELD", below(stored, file.told.directory), file.told.now)
+            if self.has_rights and file.is_there:
+                attributes = self._calls.kernel.stored_attributes()
+                file.rights.judge(file.path, attributes, file.rights.mode, is_persisted=True)
 
     # -- a person
 
@@ -564,11 +616,16 @@ class Crew:
 
         await self._calls.kernel.decide(path, keeps=False)
         file.is_half = file.is_modified = False
-        shown = below(await self._calls.tree(self.name), file.told.directory)
+        got = below(
+            await self._calls.tree(self.name, attributes=self.has_rights), file.told.directory
+        )
+        shown = bare(got)
         if shown not in file.told.since_owed():
             judge_shown("DISCARDED", shown, file.told.now)
         # A close beside a copy through which somebody went on writing may count, or not.
         file.told.begin(shown)
         file.told.end(is_owed=False)
         file.is_there = bool(shown)
+        if self.has_rights and shown:
+            file.rights.shown(int(got[attribute(path, MODE)], 8))
         file.content = next(iter(shown.values()), b"")

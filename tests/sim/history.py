@@ -24,6 +24,7 @@ from tests.sim.oracles import Told, judge_mirrored, judge_order, judge_shown
 from tests.sim.passthrough import DeadWriter, Passthrough
 from tests.sim.programs import Calls, Died, Opened, Program, whole_pieces
 from tests.sim.readers import Reader
+from tests.sim.rights import judge_in_order
 from tests.sim.rounds import MachineClock, Rounds
 from tests.sim.scheduler import Killed
 from tests.sim.shown import MODE, PREFIX, XATTR, Shown, attribute, bare, below, differences
@@ -96,6 +97,7 @@ class History(Serving):
                 self.crews.append(self._crew(*one))
             else:
                 self.programs.append(self._program(*one))
+        self.storage.notes_attributes = any(crew.has_rights for crew in self.crews)
         self.reader = Process(self) if self.knobs.has_reader else None
         self.told = [program.told for program in self.programs]
         self.told += [file.told for crew in self.crews for file in crew.files]
@@ -390,10 +392,24 @@ class History(Serving):
         """See `Serving`."""
         return self.storage.visible()
 
+    def stored_attributes(self) -> Shown:
+        """See `Serving`."""
+        return self.storage.attributes()
+
     def look(self) -> None:
         states = self.storage.shown
+        attributes = self.storage.shown_attributes
         self.storage.shown = []
-        judge_order(self.told, states)
+        self.storage.shown_attributes = []
+        if self.storage.notes_attributes:
+            files = [
+                (file.path, file.told, file.rights) for crew in self.crews for file in crew.files
+            ]
+            for state, its_attributes in zip(states, attributes, strict=True):
+                judge_order(self.told, [state])
+                judge_in_order(files, self.told, its_attributes)
+        else:
+            judge_order(self.told, states)
         if self.knobs.is_torn:
             stored = self.storage.visible()
             for told in self.told:
@@ -555,7 +571,8 @@ class History(Serving):
             # of what was kept back others wrote until there was room (S506)
             told.overwrite(below(self.storage.visible(), told.directory))
         wanted = {path: data for told in self.told for path, data in told.now.items()}
-        wanted |= {f"{crew.name}/".encode(): b"" for crew in self.crews}
+        for crew in self.crews:
+            wanted |= {f"{crew.name}/".encode(): b"", **crew.attributes()}
         calls = Calls(self.processes[0])
         judge_shown("SHOWN AT THE END", await calls.tree("", attributes=True), wanted)
         stored = {**self.storage.visible(), **self.storage.attributes()}

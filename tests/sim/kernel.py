@@ -73,6 +73,10 @@ class Serving:
         """What others see on the storage."""
         raise NotImplementedError
 
+    def stored_attributes(self) -> Shown:
+        """The same of attributes."""
+        raise NotImplementedError
+
     def new_caller(self) -> Caller:
         self._requests += 1
         return Caller(0, 0, 1, 0, self._requests)
@@ -294,6 +298,10 @@ class Process:
     def stored(self) -> Shown:
         """See `Kernel`."""
         return self._machine.stored()
+
+    def stored_attributes(self) -> Shown:
+        """See `Kernel`."""
+        return self._machine.stored_attributes()
 
     async def settle_mappings(self) -> None:
         """See `Kernel`."""

@@ -41,7 +41,7 @@ from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
 from acpfs.transport.native.references import References
-from acpfs.types import TierId
+from acpfs.types import Ino, TierId
 from acpfs.worker.worker import FREEZE_INTERVAL_S
 from acpfs.writeback.copies.journal_marks import mark_path
 from acpfs.writeback.engine import Engine
@@ -275,6 +275,7 @@ class Life:
         self._trace = trace
         self._seat = seat
         self.who = f"{storage.node} " if seat else ""
+        self._storage = storage
         streams = (*((storage.node,) if seat else ()), number)
         self.death = Death() if is_last else Death.drawn(choices, *streams)
         self._passthrough = passthrough
@@ -288,7 +289,7 @@ class Life:
         """RAM was lost: what came of what was mirrored."""
         self.commits = self.musts = self.tier_changes = self.changes = self.answered = 0
         self.owing_commits = 0
-        self._pages_missed = 0
+        self._pages_missed = self._handed_on = 0
         self.is_serving = self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
@@ -386,6 +387,7 @@ class Life:
             if knobs.spill_bytes is None
             else partial(spill_of, world, knobs.spill_bytes, upper, lower),
         )
+        self.inner.lower_view.nameless.calls = TurnPool("keep", 1, self.runtime)
         self.fs = FileSystem(self.inner)
         if self._passthrough is not None:
             # the tmpfs is as large as before
@@ -483,6 +485,10 @@ class Life:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         await self.fs.steps.drive(self.fs.start(None))
+        if self._keeps_session and self._seat is None:
+            kept = {Ino(number): fd for number, fd in self._storage.handed_on().items()}
+            self._handed_on = len(kept)
+            self.fs.keep_deleted(kept, self._keep)
         if self.cluster is not None:
             await self._join(self.cluster)
             nursery.start_soon(self._guarded, self.cluster.run)
@@ -494,6 +500,11 @@ class Life:
         if self._passthrough is not None:
             nursery.start_soon(self._guarded, self._watch_writers, self._passthrough)
         self.is_serving = True
+
+    def _keep(self, ino: Ino, fds: list[int]) -> None:
+        """The supervisor does, whatever becomes of this life."""
+        if not self.turns.is_over:
+            self._storage.keep(ino, fds)
 
     async def _join(self, cluster: Cluster) -> None:
         """A mount that cannot write its record fails, and somebody mounts again."""
@@ -677,6 +688,7 @@ class Life:
             "files in the spill directory": self.fs.statistics().spilled[0],
             "holds": self.inner.hold.holds,
             "files that outgrew RAM": self.inner.outgrown.files,
+            "descriptors of deleted files": self._handed_on,
             "writes without a page": self._pages_missed,
             **self.closes,
         }

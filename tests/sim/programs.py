@@ -180,6 +180,10 @@ class Kernel(Protocol):
         """What others see on the storage now."""
         ...
 
+    def stored_attributes(self) -> Shown:
+        """The same of attributes."""
+        ...
+
     async def decide(self, path: bytes, *, keeps: bool) -> None:
         """A person has a half stored as it is, or discards it."""
         ...

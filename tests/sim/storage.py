@@ -164,7 +164,12 @@ class Storage:
         self.capacity_bytes: int | None = None
         self.shown: list[Shown] = []
         """Each state that others could see, in order; whoever judges them takes them away."""
+        self.notes_attributes = False
+        self.shown_attributes: list[Shown] = []
+        """Of each of these states, where somebody judges them."""
         self.descriptors: dict[int, Inode] = {}
+        self._handed: dict[int, Inode] = {}
+        """Of deleted files that are open: the supervisor has a descriptor of each (`Nameless`)."""
         self._fds = itertools.count(FIRST_FD)
         self._inos = itertools.count(100)
         self._gone: list[int] = []
@@ -297,6 +302,16 @@ class Storage:
         """The process that had them is gone."""
         self.descriptors.clear()
 
+    def keep(self, number: int, fds: list[int]) -> None:
+        """A supervisor has these for the next worker of its session; none: it forgets them."""
+        self._handed.pop(number, None)
+        for fd in fds:
+            self._handed[number] = self._open(fd)
+
+    def handed_on(self) -> dict[int, int]:
+        """What it hands to the next worker, which has descriptors of its own."""
+        return {number: self._descriptor(inode) for number, inode in self._handed.items()}
+
     def _left(
         self,
         tree: dict[Inode, dict[bytes, Inode]],
@@ -350,7 +365,7 @@ class Storage:
 
     def _lost_a_name(self, inode: Inode) -> None:
         inode.nlink -= 1
-        is_gone = inode.nlink == 0 and inode not in self.descriptors.values()
+        is_gone = inode.nlink == 0 and inode not in self._opened()
         if self.reuses_numbers and (is_gone or inode.is_directory):
             self._gone.append(inode.ino)
 
@@ -408,6 +423,8 @@ class Storage:
 
     def _changed(self) -> None:
         self.shown.append(self.visible())
+        if self.notes_attributes:
+            self.shown_attributes.append(self.attributes())
 
     def _is_visible(self, inode: Inode, below: Inode | None = None) -> bool:
         return any(
@@ -437,7 +454,7 @@ class Storage:
         )
 
     def _used_bytes(self) -> int:
-        inodes = {id(inode): inode for inode in self.descriptors.values()}
+        inodes = {id(inode): inode for inode in self._opened()}
         todo = [self.root]
         while todo:
             for child in todo.pop().children.values():
@@ -474,6 +491,9 @@ class Storage:
 
     def open_uncached(self, path: LowerPath) -> int:
         return self.open_read(path)
+
+    def _opened(self) -> list[Inode]:
+        return [*self.descriptors.values(), *self._handed.values()]
 
     def _descriptor(self, inode: Inode) -> int:
         fd = next(self._fds)

@@ -95,4 +95,49 @@ SHARED_BUGS = [
         ONLY_SHARED,
         unjudged="a close is decided half a tenth of a second later; test_last_close has it",
     ),
+    Bug(
+        "narrower-taken-back",
+        "rights that were taken behind a close in doubt go with it",
+        "filesystem/changes.py",
+        "            if not narrowed.gives_rights(had) and not xattrs:\n",
+        "            if True:\n",
+        ("shared",),
+    ),
+    Bug(
+        "wider-for-older",
+        "the older content gets wider rights that were set behind a close in doubt",
+        "writeback/log/ops.py",
+        "            left &= self.permissions\n",
+        "            left = self.permissions\n",
+        ("shared",),
+        unjudged="wider rights were told, and may be there at any moment; test_versions has it",
+    ),
+    Bug(
+        "narrower-at-the-end",
+        "rights that were taken behind a close in doubt are logged anew, behind what came since",
+        "filesystem/changes.py",
+        "            change.meta = replace(narrowed, xattrs=xattrs)\n"
+        "            xattrs = {}\n"
+        "            self._log.save(change)\n",
+        "            self._log.withdraw(change)\n"
+        "            self.change_metadata(node, replace(narrowed, xattrs=xattrs))\n"
+        "            xattrs = {}\n",
+        ("shared",),
+        unreached=(
+            "in none of 320 histories anything that began later is shown between; test_versions "
+            "has it"
+        ),
+    ),
+    Bug(
+        "wider-after-discard",
+        "after discard, an earlier close has not the rights that the mount shows",
+        "filesystem/changes.py",
+        "        if shown.gives_rights(logged):\n",
+        "        if False:\n",
+        ("shared",),
+        unreached=(
+            "in none of 200 histories a half with wider rights is discarded before an earlier "
+            "close is stored; test_versions has it"
+        ),
+    ),
 ]
