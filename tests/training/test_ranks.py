@@ -15,7 +15,9 @@ import xxhash
 from tests.frameworks.conftest import interpreter
 
 REPOSITORY = Path(__file__).parents[2]
-RANKS, ADAPTERS = (Path(__file__).parent / name for name in ("ranks", "adapters"))
+RANKS, ADAPTERS, TRAINERS = (
+    Path(__file__).parent / name for name in ("ranks", "adapters", "trainers")
+)
 LIBRARIES = Path(xxhash.__file__).parents[1]
 TIMEOUT_S = 900
 LONG_TIMEOUT_S = 3600
@@ -78,3 +80,13 @@ def test_adapters_of_frameworks(tmp_path: Path) -> None:
         "long",
         LONG_TIMEOUT_S,
     )
+
+
+@pytest.mark.frameworks
+@pytest.mark.long
+@pytest.mark.timeout(LONG_TIMEOUT_S)
+@pytest.mark.parametrize("of", ["deepspeed", "torchtitan"])
+def test_trainers_that_keep_their_loop(tmp_path: Path, of: str) -> None:
+    """A process for each: ranks are forked, and those of one have nothing of the other."""
+    python = interpreter("ACPFS_TRAINERS_PYTHON", "torchtitan")
+    run_ranks(python, TRAINERS / f"test_{of}.py", tmp_path, "long", LONG_TIMEOUT_S)

@@ -88,13 +88,13 @@ ROWS = (
     ),
     Row(
         "DeepSpeed",
-        ("refused: nobody else holds a shard", "by hand (T215)", SAME, NOT_TRIED),
-        ("test_a_shard_that_nobody_else_holds_is_refused",),
+        ("refused: nobody else holds a shard", RUNS, SAME, NOT_TRIED),
+        ("test_a_shard_that_nobody_else_holds_is_refused", "test_a_rank_of_zero_is_replaced"),
     ),
     Row(
         "torchtitan's trainer, with copies or `buddy_every`",
-        (NOT_TRIED, "by hand (T226)", NOT_TRIED, NOT_TRIED),
-        (),
+        (NOT_TRIED, RUNS, NOT_TRIED, NOT_TRIED),
+        ("test_a_rank_of_torchtitan_is_replaced",),
     ),
     Row(
         "Megatron-Core, distributed optimizer in two instances",

@@ -107,12 +107,15 @@ class Run:
         scaler: Any = None,
         state: Mapping[str, Any] | None = None,
         after_update: Callable[[], None] | None = None,
+        step: int | None = None,
     ) -> int:
         """Give model, optimizers and all the rest their state; the step that they are at then.
 
         Called by all ranks behind building them.
 
-        Arguments are those of `protect`.
+        Arguments are those of `protect`, but for `step`: that of the checkpoint which the function
+        has loaded by itself, 0 without one. Where no newer copy is left, all go on from that. None:
+        what `snapshot` has written is loaded here.
 
         Raises:
             ConfigError: something that cannot be told from the model and the optimizers.
@@ -120,6 +123,7 @@ class Run:
         group = self._groups.make_control()
         self._groups.order_buckets(model)
         held = TorchHolding(model, several(optimizer), group)
+        held.begun = step
         return self.restore_held(
             held, several(scheduler), scaler=scaler, further=state, after_update=after_update
         )

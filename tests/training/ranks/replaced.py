@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,6 +80,8 @@ class Plan:
     steps: int = STEPS
     device: str = "auto"
     buddy_every: int = 0
+    own_at: int = 0
+    """At that step the loop writes a checkpoint of its own, which it loads by itself."""
     enter: Callable[[Any], object] = id
     """Called first in each generation, with what a script holds."""
 
@@ -120,6 +124,27 @@ def lose_memory(job: Job | None) -> None:
     raise DeviceMemoryError("simulated: UCE ERROR")
 
 
+def save_own(job: Job, directory: Path) -> None:
+    """A checkpoint that acpfs knows nothing of. A collective."""
+    model, optimizer = get_state_dict(job.model, job.optimizer)
+    state = {"model": model, "optimizer": optimizer, "scheduler": job.scheduler.state_dict()}
+    checkpoint.save(state, checkpoint_id=directory / "own")
+
+
+def load_own(job: Job, directory: Path, step: int) -> int:
+    """Its step; 0: there is none. A collective."""
+    if not (directory / "own" / ".metadata").exists():
+        return 0
+    model, optimizer = get_state_dict(job.model, job.optimizer)
+    state = {"model": model, "optimizer": optimizer, "scheduler": job.scheduler.state_dict()}
+    checkpoint.load(state, checkpoint_id=directory / "own")
+    set_state_dict(
+        job.model, job.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"]
+    )
+    job.scheduler.load_state_dict(state["scheduler"])
+    return step
+
+
 def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
     """As a script is."""
     rank = run.rank
@@ -144,12 +169,15 @@ def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
         optimizer=job.optimizer,
         scheduler=job.scheduler,
         after_update=job.after_update,
+        step=load_own(job, directory, plan.own_at) if plan.own_at else None,
     )
     (directory / f"restored-{rank}-{run.generation}").write_text(str(step))
     for number in range(step + 1, plan.steps + 1):
         job.step(number, at)
         if number == plan.snapshot_at:
             run.snapshot()
+        if number == plan.own_at:
+            save_own(job, directory)
     found = whole(job)
     torch.save(
         {"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()},

@@ -117,6 +117,16 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
 
+@pytest.mark.clause("T227")
+def test_what_the_function_has_loaded_by_itself_is_what_is_left(
+    tmp_path: Path, yardsticks: Path
+) -> None:
+    """And updates are counted on from there."""
+    plan = Plan("fsdp", {(1, 0, "backward", 5): die}, own_at=3)
+    run_job(plan, tmp_path, yardsticks)
+    assert (tmp_path / "restored-0-1").read_text() == "3"
+
+
 @clause("T79")
 def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(
     tmp_path: Path, yardsticks: Path

@@ -1,22 +1,29 @@
 """torchtitan 0.2.2 without an accelerator: a tiny Llama, and what it calls a device is this
 processor.
 
-Stands in for a device only: memory and names of one. Trainer, parallelism, optimizers and
-checkpoints are torchtitan's own; two things are given to it that gloo and a test need: FSDP adds
-before it divides, and tokens are random numbers whose loader has a position.
+Stands in for a device only: memory and names of one, and a language for its kernels. Trainer,
+parallelism, optimizers and checkpoints are torchtitan's own; two things are given to it that gloo
+and a test need: FSDP adds before it divides, and tokens are random numbers whose loader has a
+position.
+
+torchtitan alone sees the stand-in: it asks torch what the device is while it is imported, and never
+again. Whoever is tested in the same process has torch as it is.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch._utils
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._triton import has_triton_package
 
 WORDS = 64
 
@@ -38,16 +45,48 @@ def _device() -> Any:
     )
 
 
-DEVICE = _device()
-torch._utils._get_available_device_type = lambda: "cpu"
-torch._utils._get_device_module = lambda _type: DEVICE
-titan = pytest.importorskip("torchtitan")
+def _triton() -> dict[str, Any]:
+    """torch for processors comes without it (1 GB). Kernels of experts are written in it, which no
+    model here has.
+    """
+    package: Any = ModuleType("triton")
+    language: Any = ModuleType("triton.language")
+    package.jit = lambda kernel: kernel
+    package.language = language
+    language.constexpr = int
+    return {"triton": package, "triton.language": language}
+
+
+ASKS = (
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch._inductor.compile_fx",
+)
+"""Parts of torch that keep what they were answered, or whom to ask: imported before."""
+
+
+def _import_torchtitan() -> Any:
+    """With the stand-in; the part of it that asks."""
+    for name in ASKS:
+        importlib.import_module(name)
+    device = _device()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._utils, "_get_available_device_type", lambda: "cpu")
+        patched.setattr(torch._utils, "_get_device_module", lambda _type: device)
+        if not has_triton_package():  # which is asked once, and remembered
+            for name, module in _triton().items():
+                patched.setitem(sys.modules, name, module)
+        return importlib.import_module("torchtitan.tools.utils")
+
+
+utils = _import_torchtitan()
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402  # behind the stand-in
 from torchtitan.config import JobConfig  # noqa: E402
 from torchtitan.protocols import train_spec  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
-__all__ = ["Trainer", "config"]
+__all__ = ["Trainer", "config", "utils"]
 
 
 class Tokens(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not there where types are checked
@@ -56,6 +95,8 @@ class Tokens(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not there w
     def __init__(self, *, dp_rank: int, job_config: Any, **_: Any) -> None:
         self._shape = (job_config.training.local_batch_size, job_config.training.seq_len + 1)
         self._chance = torch.Generator().manual_seed(dp_rank)
+        # as torchtitan's own loader: what has the same name in several ranks is saved once
+        self._name = f"chance-{dp_rank}"
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         while True:
@@ -63,10 +104,10 @@ class Tokens(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not there w
             yield {"input": tokens[:, :-1]}, tokens[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"chance": self._chance.get_state()}
+        return {self._name: self._chance.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._chance.set_state(state["chance"])
+        self._chance.set_state(state[self._name])
 
 
 def _tiny() -> Any:
@@ -103,8 +144,10 @@ def _tiny() -> Any:
 train_spec.register_train_spec("tiny", _tiny())
 
 
-def config(folder: str, *, copies: int, ranks: int, steps: int) -> Any:
-    """A job's. `copies`: so many of each shard."""
+def config(folder: str, *, copies: int, ranks: int, steps: int, interval: int) -> Any:
+    """A job's. `copies`: so many of each shard. `interval`: updates from one checkpoint to the
+    next.
+    """
     job = JobConfig()
     job.job.dump_folder = folder
     job.model.name = "tiny"
@@ -118,7 +161,7 @@ def config(folder: str, *, copies: int, ranks: int, steps: int) -> Any:
     job.parallelism.data_parallel_shard_degree = ranks // copies
     job.activation_checkpoint.mode = "none"
     job.checkpoint.enable = True
-    job.checkpoint.interval = steps
+    job.checkpoint.interval = interval
     job.comm.trace_buf_size = 0
     job.debug.seed = 7
     return job

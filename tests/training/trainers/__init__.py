@@ -1,0 +1,1 @@
+"""Trainers that keep their own loop, where ranks are replaced."""
