@@ -40,10 +40,9 @@ def _plain(what: str, *tests: str, kinds: tuple[str, ...] = ()) -> Row:
     return Row(what, (RUNS, RUNS, double, double), tests, kinds)
 
 
-def _update(what: str, *kinds: str, tests: tuple[str, ...] = (), runs: int = 0) -> Row:
-    """A way to update, with DDP or HSDP. `runs`: so many of the first two cells."""
-    first, second = [RUNS] * runs + [NOT_TRIED] * (2 - runs)
-    return Row(what, (first, second, DOUBLE, NOT_TRIED), (*tests, EVERY_WAY), kinds)
+def _update(what: str, *kinds: str, tests: tuple[str, ...] = ()) -> Row:
+    """A way to update, with DDP or HSDP."""
+    return Row(what, (RUNS, RUNS, DOUBLE, DOUBLE), (*tests, EVERY_WAY, EVERY_WAY_ON), kinds)
 
 
 def _refused(what: str, why: str, *tests: str) -> Row:
@@ -55,6 +54,7 @@ def _framework(what: str, *tests: str) -> Row:
 
 
 EVERY_WAY = "test_every_way_to_update"
+EVERY_WAY_ON = "test_every_way_to_update_is_gone_on_with"
 BEHIND = "test_a_rank_dies_in_its_backward_pass"
 BEHIND_REPLACED = "test_a_rank_that_died_in_its_backward_pass_is_replaced"
 ROWS = (
@@ -109,7 +109,6 @@ ROWS = (
         "clipping of gradients",
         *("clipped", "clipped shards"),
         tests=("test_who_was_not_let_through_does_the_update_with_what_it_gave_to_others",),
-        runs=1,
     ),
     _update("several backward passes to an update", "accumulated"),
     _update(
@@ -121,7 +120,6 @@ ROWS = (
         "several optimizers",
         "several optimizers",
         tests=("test_every_point", "test_a_rank_is_replaced"),
-        runs=2,
     ),
     _refused(
         "several optimizers with a scaler",

@@ -27,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from acpfs.training.manifest import verify
 from acpfs.training.marks import Marks
 from acpfs.training.messages import ExitStatus
+from acpfs.training.torch.buddy import Buddy
+from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.groups import NCCL_SETTINGS
 from acpfs.training.torch.progress import Progress
 from tests.training.ranks.asynchronous import (
@@ -37,7 +39,7 @@ from tests.training.ranks.asynchronous import (
     Stream,
     install,
 )
-from tests.training.ranks.forked import Ranks
+from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import STEPS, WORLD, Fault, assert_is_its_step, state_of, train_job
 from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay, network
 
@@ -62,6 +64,12 @@ class Place(Protocol):
     name: str
     mesh: str
     """torch's kind of device."""
+    backend: str
+    is_steady: bool
+    """Whether DDP has to keep its buckets from the first step on, or their sums change."""
+
+    def enter(self, directory: Path) -> None:
+        """In this process, before its first group."""
 
     def join(self, rank: int, directory: Path) -> None:
         """Begin as a rank."""
@@ -89,11 +97,16 @@ class OnDouble:
 
     name = "the double"
     mesh = "cpu"
+    backend = BACKEND
+    is_steady = False  # it sums elements in the order of ranks
     stream: Stream
 
-    def join(self, rank: int, directory: Path) -> None:
+    def enter(self, directory: Path) -> None:
         self.stream = Stream(LAG_S)
         install(self.stream, directory)
+
+    def join(self, rank: int, directory: Path) -> None:
+        self.enter(directory)
         store = dist.FileStore(str(directory / "store"), WORLD)
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD)
 
@@ -117,6 +130,39 @@ class OnDouble:
         self.stream.synchronize()
 
 
+class OnProcessors:
+    """Where nothing is behind the host, over gloo."""
+
+    name = "processors"
+    mesh = "cpu"
+    backend = "gloo"
+    is_steady = True
+
+    def enter(self, directory: Path) -> None:
+        """Nothing has to be there."""
+
+    def join(self, rank: int, directory: Path) -> None:
+        join_group(rank, WORLD, directory / "store")
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def adam(self, parameters: Any, **settings: Any) -> Any:
+        return torch.optim.Adam(parameters, **{"lr": 0.01, **settings})
+
+    def do(self, work: Callable[[], object]) -> None:
+        work()
+
+    def order(self) -> None:
+        """It has."""
+
+    def record(self) -> Any:
+        """Nobody asks."""
+
+    def wait(self) -> None:
+        """It has ended."""
+
+
 class OnOneGpu:
     """All ranks share one: NCCL takes them for as many hosts, by `NCCL_HOSTID`.
 
@@ -125,6 +171,11 @@ class OnOneGpu:
 
     name = "one GPU"
     mesh = "cuda"
+    backend = "cpu:gloo,cuda:nccl"
+    is_steady = False
+
+    def enter(self, directory: Path) -> None:
+        torch.cuda.set_device(0)
 
     def join(self, rank: int, directory: Path) -> None:
         os.environ.update(
@@ -137,9 +188,9 @@ class OnOneGpu:
             NCCL_SOCKET_IFNAME="lo",
             ACPFS_TRAIN_UNTRIED_DEVICE="1",
         )
-        torch.cuda.set_device(0)
+        self.enter(directory)
         store = dist.FileStore(str(directory / "store"), WORLD)
-        dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=WORLD)
+        dist.init_process_group(self.backend, store=store, rank=rank, world_size=WORLD)
 
     def put(self, value: Any) -> Any:
         return value.to("cuda")
@@ -219,7 +270,10 @@ class Behind(Job):
 def ddp(place: Place) -> Behind:
     # without views the reducer of the double copies on the host, before anything is reduced
     model = DistributedDataParallel(
-        place.put(network()), gradient_as_bucket_view=True, bucket_cap_mb=0.001
+        place.put(network()),
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=0.001,
+        find_unused_parameters=place.is_steady,
     )
     optimizer = place.adam(model.parameters())
     return Behind(model, optimizer, decay(optimizer), place=place)
@@ -299,7 +353,9 @@ def compiled(place: Place) -> Behind:
     makes of the model is carried out as it is.
     """
     inner = torch.compile(place.put(network()), backend="eager")
-    model = DistributedDataParallel(inner, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        inner, gradient_as_bucket_view=True, find_unused_parameters=place.is_steady
+    )
     optimizer = place.adam(model.parameters())
     return Behind(model, optimizer, decay(optimizer), place=place)
 
@@ -351,6 +407,25 @@ WRONG: dict[str, Callable[[Progress, int], None]] = {
     FLAG: _flag_not_looked_at,
     "event too early": _event_too_early,
 }
+
+
+def put_wrong(gate: str) -> None:
+    """For this process."""
+    setattr(Progress, "gradients", WRONG[gate])  # noqa: B010  # to mypy it never changes
+    if gate == FLAG:  # `Marks.begin` looks once more, and with a gate of its own so do others
+        setattr(Marks, "hold", lambda marks: None)  # noqa: B010  # as above
+        setattr(ExplicitGate, "wait", _deaf(ExplicitGate.wait))  # noqa: B010  # as above
+        setattr(Buddy, "exchange", _deaf(Buddy.exchange))  # noqa: B010  # as above
+
+
+def _deaf(waits: Callable[..., None]) -> Callable[..., None]:
+    """Goes on, whatever brought the answer."""
+
+    def waited(*given: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            waits(*given)
+
+    return waited
 
 
 @dataclass(frozen=True)
@@ -418,9 +493,7 @@ def protected(rank: int, fault: Moment, directory: Path, place: Place, **setting
     if isinstance(fault, Fails):
         job.memory = DeviceMemory(job.model)
     if fault.gate:
-        setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
-        if fault.gate == FLAG:  # `Marks.begin` looks once more
-            setattr(Marks, "hold", lambda marks: None)  # noqa: B010  # as above
+        put_wrong(fault.gate)
         job.model.register_forward_hook(lambda *_: EARLY.append(place.record()))
         # on a machine that is busy the exception would come before the wrong gate is passed
         settings["interrupt_after_s"] = 2.0

@@ -1,4 +1,5 @@
-"""Ranks that are replaced in a job on the double of a device that runs behind its host.
+"""Ranks that are replaced in a job on the double of a device that runs behind its host, or over
+gloo.
 
 Each rank's tensors at the end are compared, bit for bit, with those of a job without a fault; the
 double sums elements in the order of ranks, so buckets that are laid out anew change nothing.
@@ -14,18 +15,17 @@ import torch
 import torch.distributed as dist
 
 from acpfs.training import resilient
-from acpfs.training.torch.progress import Progress
-from tests.training.ranks.asynchronous import BACKEND, DeviceMemory, Stream, install
+from tests.training.ranks.asynchronous import DeviceMemory
 from tests.training.ranks.behind import (
     BUDDY_EVERY,
     EARLY,
-    LAG_S,
     LAYOUTS,
-    WRONG,
     Behind,
     Fails,
     Moment,
     OnDouble,
+    Place,
+    put_wrong,
 )
 from tests.training.ranks.forked import Ranks
 from tests.training.ranks.gasps import STEPS, WORLD
@@ -54,10 +54,11 @@ def end_of(job: Behind) -> dict[str, Any]:
     }
 
 
-def train(run: Any, fault: Moment, place: OnDouble, directory: Path, process: int) -> None:
+def train(run: Any, fault: Moment, place: Place, directory: Path, process: int) -> None:
     """As a script is."""
     number = 0
-    place.stream.slow_s = 0.0
+    if isinstance(place, OnDouble):
+        place.stream.slow_s = 0.0
 
     def at(point: str) -> None:
         if not process and not (directory / "happened").exists():
@@ -68,7 +69,7 @@ def train(run: Any, fault: Moment, place: OnDouble, directory: Path, process: in
             fault.at_work(run.rank, point, number, job)
 
     run.at = at
-    dist.init_process_group(BACKEND)
+    dist.init_process_group(place.backend)
     job = LAYOUTS[fault.kind](place)
     job.at_work = at_work
     if isinstance(fault, Fails):
@@ -88,21 +89,20 @@ def train(run: Any, fault: Moment, place: OnDouble, directory: Path, process: in
     torch.save(end_of(job), directory / f"end-{run.rank}.pt")
 
 
-def begun(rank: int, process: int, fault: Moment, directory: Path, **settings: Any) -> None:
+def begun(
+    rank: int, process: int, fault: Moment, directory: Path, place: Place, **settings: Any
+) -> None:
     """A process of a rank. `settings`: of `resilient`."""
-    place = OnDouble()
-    place.stream = Stream(LAG_S)
-    install(place.stream, directory)
+    place.enter(directory)
     if fault.gate:
-        setattr(Progress, "gradients", WRONG[fault.gate])  # noqa: B010  # to mypy it never changes
+        put_wrong(fault.gate)
         settings["interrupt_after_s"] = 2.0  # else it comes before the wrong gate is passed
     if fault.kind == "fsdp":
         settings["buddy_every"] = BUDDY_EVERY
     resilient(directory / "run", **settings)(train)(fault, place, directory, process)
 
 
-def without_fault(rank: int, kind: str, directory: Path) -> None:
-    place = OnDouble()
+def without_fault(rank: int, kind: str, directory: Path, place: Place) -> None:
     place.join(rank, directory)
     job = LAYOUTS[kind](place)
     for number in range(1, STEPS + 1):
@@ -110,22 +110,25 @@ def without_fault(rank: int, kind: str, directory: Path) -> None:
     torch.save(end_of(job), directory / f"end-{rank}.pt")
 
 
-def yardstick(kind: str, directory: Path) -> Path:
+def yardstick(kind: str, directory: Path, place: Place) -> Path:
     """Where it is; made once."""
-    found = directory / f"end-behind-{kind}"
+    found = directory / f"end-{place.name.replace(' ', '-')}-{kind}"
     if not found.exists():
         found.mkdir()
-        with Ranks(WORLD, found, lambda rank: without_fault(rank, kind, found)) as ranks:
+        with Ranks(WORLD, found, lambda rank: without_fault(rank, kind, found, place)) as ranks:
             assert ranks.statuses(600) == [0] * WORLD, ranks.said()
     return found
 
 
-def verdict(fault: Moment, directory: Path, yardsticks: Path, **settings: Any) -> str:
+def verdict(
+    fault: Moment, directory: Path, yardsticks: Path, place: Place | None = None, **settings: Any
+) -> str:
     """How a job with this fault ends: "right", "too late" where nothing happened to it, or what is
     wrong.
     """
-    expected = yardstick(fault.kind, yardsticks)
-    main = partial(begun, fault=fault, directory=directory, **settings)
+    place = place or OnDouble()
+    expected = yardstick(fault.kind, yardsticks, place)
+    main = partial(begun, fault=fault, directory=directory, place=place, **settings)
     ranks = Replaced(WORLD, directory, main)
     with ranks:
         counts = ranks.tend()

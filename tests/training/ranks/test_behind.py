@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks.behind import WAYS, WRONG, Fails, Moment, drawn, verdict
+from tests.training.ranks.behind import (
+    WAYS,
+    WRONG,
+    Fails,
+    Moment,
+    OnDouble,
+    OnProcessors,
+    Place,
+    drawn,
+    verdict,
+)
 
 KILLS = 20
 
@@ -46,9 +56,10 @@ def test_a_rank_dies_when_the_others_are_told_how_ddp_lays_its_buckets_out_anew(
 @pytest.mark.long
 @pytest.mark.clause("T207")
 @pytest.mark.parametrize("kind", WAYS)
-def test_every_way_to_update(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+@pytest.mark.parametrize("place", [OnDouble(), OnProcessors()], ids=["double", "gloo"])
+def test_every_way_to_update(tmp_path: Path, yardsticks: Path, kind: str, place: Place) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)
-    assert verdict(fault, tmp_path, yardsticks) == "right"
+    assert verdict(fault, tmp_path, yardsticks, place) == "right"
 
 
 @pytest.mark.long

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks.behind import WRONG, Fails, Moment, drawn
+from tests.training.ranks.behind import (
+    WAYS,
+    WRONG,
+    Fails,
+    Moment,
+    OnDouble,
+    OnProcessors,
+    Place,
+    drawn,
+)
 from tests.training.ranks.replaced_behind import verdict
 
 KILLS = 20
@@ -35,6 +44,17 @@ def test_others_are_ahead_when_a_collective_is_aborted(
 ) -> None:
     fault = Moment(kind, {1: "gated"}, number=5, slow=frozenset({2}))
     assert verdict(fault, tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T207")
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("place", [OnDouble(), OnProcessors()], ids=["double", "gloo"])
+def test_every_way_to_update_is_gone_on_with(
+    tmp_path: Path, yardsticks: Path, kind: str, place: Place
+) -> None:
+    fault = Moment(kind, {1: "backward"}, number=5)
+    assert verdict(fault, tmp_path, yardsticks, place) == "right"
 
 
 @pytest.mark.long
@@ -68,7 +88,7 @@ def test_ranks_die_at_any_moment_and_are_replaced(
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.clause("T204")
-@pytest.mark.parametrize("gate", sorted(WRONG.keys() - {"flag not looked at"}))
+@pytest.mark.parametrize("gate", sorted(WRONG))
 def test_each_wrong_gate_is_found(tmp_path: Path, yardsticks: Path, gate: str, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(KILLS):
