@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from acpfs.cli import show
 from tests.deploy.slurm_rig import Slurm, cluster, wait_for
+from tests.rig.guide import GUIDE, blocks
 
 BIN = Path(sys.executable).parent
 MIB = 1 << 20
@@ -360,3 +362,44 @@ def test_where_acpfs_is_required_the_job_waits_and_the_node_is_drained(
     wait_for("a drained node", lambda: "drain" in slurm.node_state(), 120)
     assert slurm.state(job) != "COMPLETED"
     assert here.lines() == []
+
+
+IN_THE_GUIDE = {
+    "--nodes 4": "--nodes 1",
+    "ssh gpu-17 /opt/acpfs/bin/acpfs": f"{BIN}/acpfs",
+    "/opt/acpfs/bin": str(BIN),
+    "srun python": f"srun {sys.executable}",
+    "nodename=gpu-17": f"nodename={socket.gethostname().split('.')[0]}",
+}
+"""What is a cluster of several nodes there, and of one here."""
+SAVES = """
+import sys
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--save-dir") + 1])
+run.mkdir()
+(run / "model.pt").write_bytes(b"1" * (32 << 20))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.timeout(400)
+def test_what_the_guide_has_people_type(site: tuple[Site, Slurm]) -> None:
+    """Block after block, each as it stands there but for names and numbers of nodes."""
+    here, slurm = site
+    slurm.environment["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"  # a user's, without acpfs
+    needs_slurm = [one.text for one in blocks(GUIDE / "slurm.md") if "Slurm" in (one.why or "")]
+    for there, on_this_one in {**IN_THE_GUIDE, "/mnt/acp": str(here.mountpoint)}.items():
+        needs_slurm = [text.replace(there, on_this_one) for text in needs_slurm]
+    check, job, leave = needs_slurm
+    assert f"{here.mountpoint} yes\n" in slurm.run("bash", "-euc", check)
+    (here.top / "cluster" / "train.py").write_text(SAVES)
+    (here.top / "guide.sh").write_text(job)
+    number = slurm.submit(here.top / "guide.sh", here.top / "guide.out")
+    slurm.wait_for_state(number, "COMPLETED")
+    told = (here.top / "guide.out").read_text()
+    assert f"persisted: {here.mountpoint}/run1" in told
+    assert (here.backing / "run1" / "model.pt").stat().st_size == 32 * MIB
+    slurm.run("bash", "-euc", leave)
+    assert not os.path.ismount(here.mountpoint)
+    assert "drain" in slurm.node_state()
