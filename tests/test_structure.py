@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.rig.past_lower import OF_OTHERS, PAST_LOWER
+
 REPOSITORY = Path(__file__).parents[1]
 WIDTH_MAX = 100
 PACKAGE = REPOSITORY / "acpfs"
@@ -1055,6 +1057,33 @@ def test_no_thread_of_a_pool_sleeps() -> None:
     layers = ("filesystem", "writeback", "ram", "backing")
     paths = [path for layer in layers for path in sorted((PACKAGE / layer).rglob("*.py"))]
     assert [place for path in paths for place in _sleeps(path)] == []
+
+
+ON_DESCRIPTORS = re.compile(
+    r"os\.(close|copy_file_range|dup|dup2|fchmod|fchown|fdatasync|fstat|fsync|ftruncate|lseek"
+    r"|posix_fadvise|posix_fallocate|pread|preadv|pwrite|pwritev|sendfile)"
+)
+
+
+def test_calls_on_descriptors_of_the_storage_go_through_lower() -> None:
+    """But for those that are named with a reason: a double of the storage, with its faults, is
+    asked for nothing else.
+
+    By reading nobody can tell whose descriptor it is: each module with such calls says so, and a
+    history of `tests/sim` sees whether it is true.
+    """
+    calls: dict[str, set[str]] = {}
+    for layer in ("filesystem", "writeback"):
+        for path in sorted((PACKAGE / layer).rglob("*.py")):
+            for node in nodes_of(path):
+                name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+                if ON_DESCRIPTORS.fullmatch(name):
+                    calls.setdefault(str(path.relative_to(PACKAGE)), set()).add(name[3:])
+    assert not PAST_LOWER.keys() & OF_OTHERS.keys()
+    assert calls.keys() == PAST_LOWER.keys() | OF_OTHERS.keys()
+    assert [
+        module for module, (named, _why) in PAST_LOWER.items() if set(named) - calls[module]
+    ] == [], "these are made no more"
 
 
 HAVE_NO_STARTER = {"client", "torch", "training", "compatible"}

@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from acpfs.filesystem import kernel_writes
 from acpfs.ram.tier import set_mtime
 from acpfs.writeback.evidence.verify import OnlyCopyError
 from acpfs.writeback.streams import streams
+from tests.rig.past_lower import PAST_LOWER
 from tests.sim import scale
 
 REAL_CLOCK = time.perf_counter
@@ -137,9 +139,24 @@ def _on_descriptor(name: str) -> Callable[..., Any]:
             if changes:
                 stamp(fd)
             return result
+        _check_is_named(name, sys._getframe(1).f_globals["__name__"])
         return getattr(MACHINE.descriptors, name)(fd, *arguments)
 
     return call
+
+
+def _check_is_named(name: str, module: str) -> None:
+    """Who calls on a descriptor of the storage past `Lower` is named with a reason.
+
+    A pool is given such a call by whoever is named.
+    """
+    package, _dot, rest = module.partition(".")
+    if package != "acpfs" or rest.startswith("backing."):
+        return
+    names, _why = PAST_LOWER.get(rest.replace(".", "/") + ".py", ((), ""))
+    if name not in names:
+        msg = f"{module} calls os.{name} on a descriptor of the storage: tests/rig/past_lower.py"
+        raise AssertionError(msg)
 
 
 class NotAsClosedError(OnlyCopyError):

@@ -120,7 +120,7 @@ class WholeReads:
                 done += os.pwrite(target_fd, data, done)
             note = self._lower.noted(source) if done == before.size else None
         finally:
-            os.close(source)
+            self._lower.close(source)
         if done < size or self._look(path).identity() != before.identity():
             raise _ChangedError(
                 errno.EIO, "the file changed on the backing directory while it was read"
@@ -169,7 +169,7 @@ class WholeReads:
                 position += len(data)
             note = self._lower.noted(source)
         finally:
-            os.close(source)
+            self._lower.close(source)
         return before, self.compared(before, note, hasher.hexdigest())[1]
 
     def _look(self, path: There) -> LowerStat:
