@@ -100,7 +100,7 @@ LANE_BUGS = [
         "not self._learn(node, st)",
         ONLY_LANE,
         unreached=(
-            "in none of 470 histories of seven profiles another file is found where it lay; no "
+            "in none of 420 histories of seven profiles another file is found where it lay; no "
             "test has it"
         ),
     ),
