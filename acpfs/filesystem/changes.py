@@ -250,12 +250,13 @@ class Changes:
         for change in behind:
             xattrs.update(change.meta.xattrs)
             narrowed = change.meta.narrowed_from(had)
-            if not narrowed.gives_rights(had) and not xattrs:
+            has_others = narrowed.gives_rights(had)
+            if not has_others and not xattrs:
                 self._log.withdraw(change)
                 continue
             had = narrowed
             # the rest goes with the next STORE anyway
-            change.meta = replace(narrowed, xattrs=xattrs)
+            change.meta = replace(narrowed if has_others else Metadata(), xattrs=xattrs)
             xattrs = {}
             self._log.save(change)
         if xattrs:  # they were folded into the close

@@ -99,7 +99,7 @@ SHARED_BUGS = [
         "narrower-taken-back",
         "rights that were taken behind a close in doubt go with it",
         "filesystem/changes.py",
-        "            if not narrowed.gives_rights(had) and not xattrs:\n",
+        "            if not has_others and not xattrs:\n",
         "            if True:\n",
         ("shared",),
     ),
@@ -116,7 +116,7 @@ SHARED_BUGS = [
         "narrower-at-the-end",
         "rights that were taken behind a close in doubt are logged anew, behind what came since",
         "filesystem/changes.py",
-        "            change.meta = replace(narrowed, xattrs=xattrs)\n"
+        "            change.meta = replace(narrowed if has_others else Metadata(), xattrs=xattrs)\n"
         "            xattrs = {}\n"
         "            self._log.save(change)\n",
         "            self._log.withdraw(change)\n"
