@@ -68,9 +68,21 @@ ROWS = (
         *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
         kinds=("hsdp",),
     ),
-    _plain("…, with tensor parallelism", "test_every_point", "test_a_rank_is_replaced"),
-    _plain("`ReplicatedZero`", "test_every_point", "test_a_rank_is_replaced"),
-    _plain("groups of experts with optimizers of their own", "test_a_rank_is_replaced"),
+    _plain(
+        "…, with tensor parallelism",
+        *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
+        kinds=("tensor parallel",),
+    ),
+    _plain(
+        "`ReplicatedZero`",
+        *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
+        kinds=("zero",),
+    ),
+    _plain(
+        "groups of experts with optimizers of their own",
+        *("test_every_point", "test_a_rank_is_replaced", BEHIND, BEHIND_REPLACED),
+        kinds=("experts",),
+    ),
     Row(
         "a state of one's own, the same in all ranks (`state=`)",
         (RUNS, NO_WAY, "the tensors themselves: not tried; copies: refused", NO_WAY),

@@ -165,6 +165,8 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._world = world
         self._stream = stream
         self._begun = 0
+        self.is_read_at_once = False
+        """What it reduces is in a forward pass, where a stream would have order."""
         self._aborted = threading.Event()
         if rank == 0:
             store.set("memory", str(directory / f"memory-{uuid.uuid4().hex}"))
@@ -249,7 +251,11 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
         reduced = _reducing(opts)
-        return self._go(tensors, lambda number, all_: tensors[number].copy_(reduced(all_)))
+        return self._go(
+            tensors,
+            lambda number, all_: tensors[number].copy_(reduced(all_)),
+            is_read_at_once=self.is_read_at_once,
+        )
 
     def broadcast(self, tensors: Any, opts: Any = None) -> _Work:
         root = getattr(opts, "rootRank", 0)
@@ -286,6 +292,19 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
     # torch's newer names of the two
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        (room,) = outputs
+        root = opts.rootRank
+        size = room.numel()
+        sent = torch.zeros(self._world * size, dtype=room.dtype)
+        if self._rank == root:
+            sent = torch.cat([one.detach().reshape(-1) for one in inputs[0]])
+
+        def take(_: int, all_: list[Any]) -> None:
+            room.copy_(all_[root].split(size)[self._rank].view_as(room))
+
+        return self._go([sent], take, [room], is_read_at_once=True)
 
     def barrier(self, opts: Any = None) -> _Work:
         return self._go([torch.zeros(1)], lambda *_: None, is_read_at_once=True)

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from acpfs.training.manifest import verify
@@ -31,6 +32,7 @@ from acpfs.training.torch.buddy import Buddy
 from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.groups import NCCL_SETTINGS
 from acpfs.training.torch.progress import Progress
+from acpfs.training.torch.replicated_zero import ReplicatedZero
 from tests.training.ranks.asynchronous import (
     BACKEND,
     AsynchronousAdam,
@@ -39,9 +41,10 @@ from tests.training.ranks.asynchronous import (
     Stream,
     install,
 )
+from tests.training.ranks.expert_groups import is_expert, mixture, reduce
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import STEPS, WORLD, Fault, assert_is_its_step, state_of, train_job
-from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay, network
+from tests.training.ranks.jobs import BATCH, WIDTH, Job, decay, network, whole
 
 LAG_S = 0.0005
 MOMENT_S = 0.05
@@ -85,6 +88,9 @@ class Place(Protocol):
     def order(self) -> None:
         """What comes next is behind what was launched."""
 
+    def order_in(self, group: Any) -> None:
+        """What a group reduces is behind what was launched, and before what comes next."""
+
     def record(self) -> Any:
         """An event."""
 
@@ -123,6 +129,9 @@ class OnDouble:
         """The host computes: it has to wait where a stream would have order."""
         self.stream.synchronize()
 
+    def order_in(self, group: Any) -> None:
+        group.is_read_at_once = True
+
     def record(self) -> Any:
         return self.stream.record()
 
@@ -154,6 +163,9 @@ class OnProcessors:
         work()
 
     def order(self) -> None:
+        """It has."""
+
+    def order_in(self, group: Any) -> None:
         """It has."""
 
     def record(self) -> Any:
@@ -204,6 +216,9 @@ class OnOneGpu:
     def order(self) -> None:
         """The stream has it."""
 
+    def order_in(self, group: Any) -> None:
+        """The stream has it."""
+
     def record(self) -> Any:
         event = torch.cuda.Event()
         event.record()
@@ -227,6 +242,8 @@ class Behind(Job):
     """Optimizers beside the first one."""
     passes: int = 1
     """Backward passes of an update; gradients are reduced in the last one."""
+    reduce: Callable[[], object] = int
+    """Gradients that the loop reduces by itself."""
     clip: Callable[[], object] | None = None
     """What is done to gradients before the update."""
     scaler: Any = None
@@ -236,7 +253,7 @@ class Behind(Job):
         return [self.optimizer, *self.further]
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
-        torch.manual_seed(1000 * number + dist.get_rank())
+        torch.manual_seed(1000 * number + dist.get_rank() // self.alike)
         at("forward")
         self.place.order()  # the forward pass is behind the update
         for optimizer in self.optimizers:
@@ -249,6 +266,7 @@ class Behind(Job):
                     at("backward")
                     self.at_work("backward", number, self)
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.reduce()
         self.at_work("reduce", number, self)
         at("reduce")
         if self.clip is not None:
@@ -285,6 +303,40 @@ def hsdp(place: Place) -> Behind:
     fully_shard(model, mesh=mesh)
     optimizer = place.adam(model.parameters())
     return Behind(model, optimizer, decay(optimizer), place=place)
+
+
+def tensor_parallel(place: Place) -> Behind:
+    """Two copies of a model that two ranks have together."""
+    mesh = init_device_mesh(place.mesh, (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    place.order_in(mesh["tensor"].get_group())
+    model = place.put(network())
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "3": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+    optimizer = place.adam(model.parameters())
+    return Behind(model, optimizer, decay(optimizer), alike=2, place=place)
+
+
+def zero(place: Place) -> Behind:
+    """Its parts send parameters round behind the update."""
+    job = ddp(place)
+    adam: Any = place.adam  # whatever makes one
+    optimizer = ReplicatedZero(job.model.parameters(), adam, replicas=2, lr=0.01)
+    return replace(job, optimizer=optimizer, scheduler=decay(optimizer))
+
+
+def experts(place: Place) -> Behind:
+    """Two groups of them, with an optimizer of their own."""
+    mesh = init_device_mesh(place.mesh, (2, 2), mesh_dim_names=("replicate", "expert"))
+    place.order_in(mesh["expert"].get_group())
+    model = place.put(mixture(mesh))
+    mine = [value for value in model.parameters() if is_expert(value)]
+    dense = place.adam([value for value in model.parameters() if not is_expert(value)])
+    return Behind(
+        *(model, dense, decay(dense)),
+        place=place,
+        further=(place.adam(mine, lr=0.003),),
+        reduce=partial(reduce, model),
+    )
 
 
 def fsdp(place: Place) -> Behind:
@@ -364,6 +416,9 @@ LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "ddp": ddp,
     "hsdp": hsdp,
     "fsdp": fsdp,
+    "tensor parallel": tensor_parallel,
+    "zero": zero,
+    "experts": experts,
     "foreach": foreach,
     "fused": fused,
     "clipped": clipped,
@@ -375,7 +430,9 @@ LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "compiled": compiled,
 }
 
-WAYS = sorted(LAYOUTS.keys() - {"ddp", "hsdp", "fsdp"})
+WHERE = ("ddp", "hsdp", "fsdp", "tensor parallel", "zero", "experts")
+"""Who has what."""
+WAYS = sorted(LAYOUTS.keys() - set(WHERE))
 """To do an update."""
 
 
@@ -518,6 +575,11 @@ def without_fault(rank: int, kind: str, directory: Path, place: Place) -> None:
         job.step(number)
         place.wait()
         torch.save(state_of(job), directory / f"{kind}-{number}-{rank}.pt")
+        if hasattr(job.optimizer, "consolidate_state_dict"):
+            found = whole(job)
+            if rank == 0:
+                torch.save(found, directory / f"{kind}-{number}.pt")
+            continue
         model, optim = get_state_dict(job.model, job.optimizers)
         checkpoint.save(
             {"model": model, "optim": optim},

@@ -88,10 +88,23 @@ class Dense(torch.nn.Module):  # type: ignore[misc]  # the same
         return torch.tanh(tokens @ self.weight.to_local())
 
 
-class Mixture(Job):
-    """Gradients of dense parameters are reduced over all ranks, those of an expert over the ranks
-    that have it.
+def is_expert(parameter: Any) -> bool:
+    return any(placement.is_shard() for placement in parameter.placements)
+
+
+def reduce(model: Any) -> None:
+    """Gradients of dense parameters over all ranks, those of an expert over the ranks that have
+    it.
     """
+    for parameter in model.parameters():
+        dist.all_reduce(
+            parameter.grad.to_local(),
+            group=parameter.device_mesh["replicate"].get_group() if is_expert(parameter) else None,
+        )
+
+
+class Mixture(Job):
+    """Its loop reduces gradients by itself."""
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         torch.manual_seed(1000 * number + dist.get_rank())
@@ -101,20 +114,19 @@ class Mixture(Job):
         at("backward")
         self.optimizer.zero_grad()
         loss.backward()
-        for parameter in self.model.parameters():
-            is_expert = any(placement.is_shard() for placement in parameter.placements)
-            dist.all_reduce(
-                parameter.grad.to_local(),
-                group=parameter.device_mesh["replicate"].get_group() if is_expert else None,
-            )
+        reduce(self.model)
         at("reduce")
         self.optimizer.step()
         at("sent_round")
         self.scheduler.step()
 
 
+def mixture(mesh: Any) -> Any:
+    """`mesh`: its dimensions are `replicate` and `expert`, of two ranks each."""
+    return torch.nn.Sequential(Dense(mesh), torch.nn.Dropout(0.2), Expert(mesh), Dense(mesh))
+
+
 def expert_groups() -> Job:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "expert"))
-    model = torch.nn.Sequential(Dense(mesh), torch.nn.Dropout(0.2), Expert(mesh), Dense(mesh))
+    model = mixture(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "expert")))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     return Mixture(model, optimizer, decay(optimizer))

@@ -46,7 +46,7 @@ def end_of(job: Behind) -> dict[str, Any]:
         "moments": {
             names[value]: {key: own(found) for key, found in state.items()}
             for optimizer in job.optimizers
-            for value, state in optimizer.state.items()
+            for value, state in getattr(optimizer, "optim", optimizer).state.items()
         },
         "random": torch.get_rng_state(),
         "scheduler": job.scheduler.state_dict(),

@@ -13,6 +13,7 @@ import pytest
 
 from tests.training.ranks.behind import (
     WAYS,
+    WHERE,
     WRONG,
     Fails,
     Moment,
@@ -26,9 +27,9 @@ from tests.training.ranks.behind import (
 KILLS = 20
 
 
-@pytest.mark.clause("T197", "T214")
+@pytest.mark.clause("T197", "T207", "T214")
 @pytest.mark.parametrize(
-    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hsdp", "fsdp"))]
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in WHERE[1:])]
 )
 def test_a_rank_dies_in_its_backward_pass(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)

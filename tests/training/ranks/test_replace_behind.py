@@ -13,6 +13,7 @@ import pytest
 
 from tests.training.ranks.behind import (
     WAYS,
+    WHERE,
     WRONG,
     Fails,
     Moment,
@@ -26,9 +27,9 @@ from tests.training.ranks.replaced_behind import verdict
 KILLS = 20
 
 
-@pytest.mark.clause("T204", "T209")
+@pytest.mark.clause("T204", "T207", "T209")
 @pytest.mark.parametrize(
-    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("hsdp", "fsdp"))]
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.long) for kind in WHERE[1:])]
 )
 def test_a_rank_that_died_in_its_backward_pass_is_replaced(
     tmp_path: Path, yardsticks: Path, kind: str
