@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,15 +20,16 @@ from pathlib import Path
 
 import xxhash
 
-from bench.record import Report, lower_quartile, median
+from bench.record import Report, median
 from tests.rig.mounts import REPOSITORY
 
 EVERY = (0, 10, 1)
+KINDS = ("wall", "processor")
 TEXT = {0: "no copies", 1: "a copy behind each update", 10: "a copy each 10 updates"}
 
 
-def steps(arguments: argparse.Namespace, every: int) -> list[float]:
-    """Milliseconds of each step of one job."""
+def step(arguments: argparse.Namespace, every: int) -> dict[str, float]:
+    """Mean milliseconds of a step of one job, by the clock and of the processor."""
     with tempfile.TemporaryDirectory(prefix="acpfs-buddy-") as scratch:
         config = {
             "scratch": scratch,
@@ -47,27 +47,35 @@ def steps(arguments: argparse.Namespace, every: int) -> list[float]:
             stdout=subprocess.PIPE,
             check=True,
         )
-    return [float(value) for value in json.loads(done.stdout)]
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     report = Report(
         "buddy",
         "What copies in another rank's memory cost",
-        ["job", "mean step, median of rounds", "to the same round's without copies"],
+        ["job", "a step", "to no copies", "a step, processor", "to no copies"],
     )
-    means: dict[int, list[float]] = {every: [] for every in EVERY}
+    found: dict[int, list[dict[str, float]]] = {every: [] for every in EVERY}
     for _ in range(arguments.rounds):
         for every in EVERY:
-            means[every].append(statistics.fmean(steps(arguments, every)))
+            found[every].append(step(arguments, every))
     for every in EVERY:
-        ratios = [mine / without for mine, without in zip(means[every], means[0], strict=True)]
-        told = f"{median(ratios):.2f} (lower quartile {lower_quartile(ratios):.2f})"
-        report.row(TEXT[every], f"{median(means[every]):.0f} ms", told if every else "")
-        report.samples[f"mean_step_every_{every}_ms"] = means[every]
+        cells = []
+        for kind in KINDS:
+            means = [one[kind] for one in found[every]]
+            ratios = [
+                one[kind] / without[kind]
+                for one, without in zip(found[every], found[0], strict=True)
+            ]
+            cells += [f"{median(means):.0f} ms", f"{median(ratios):.2f}" if every else ""]
+            report.samples[f"step_every_{every}_{kind}_ms"] = means
+        report.row(TEXT[every], *cells)
     report.notes.append(
         f"{arguments.mib} MiB of parameters and moments in all, four ranks with a quarter each; "
-        f"{arguments.rounds} rounds of {arguments.steps} steps"
+        f"means of {arguments.steps} steps, medians of {arguments.rounds} rounds, ratios within a "
+        "round; the processor's time is that of rank 0 with all its threads"
     )
     report.notes.append(f"load of the machine at the end: {os.getloadavg()[0]:.1f}")
     return report
