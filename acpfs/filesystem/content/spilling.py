@@ -589,7 +589,10 @@ class Spilling:
             await self._bring_back(node, body)
         except OSError as error:
             if node.body is body and body.spilled not in self.spill.copies:
-                self._contents.drop(node)  # persisted meanwhile: the backing directory has it
+                # persisted meanwhile: the backing directory has it, and whoever wants to change it
+                # has it brought up from there
+                self._contents.drop(node)
+                return
             number = errno.ENOSPC if error.errno == errno.ENOSPC else errno.EIO
             raise OSError(number, os.strerror(number)) from error
         finally:
