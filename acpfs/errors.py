@@ -25,7 +25,9 @@ class ExitCode(IntEnum):
     TIMEOUT = 4
     """The deadline passed; what is left is kept and named."""
     REFUSED = 5
-    """In use (mount point, identity, busy mount), or a RAM tier of another backing directory."""
+    """In use (mount point, identity, busy mount), a RAM tier of another backing directory, or what
+    a newer acpfs left in a form that this one does not know.
+    """
     ENVIRONMENT = 6
     """The machine does not offer what is needed: /dev/fuse, permission, memory, backing
     directory.

@@ -253,6 +253,21 @@ def test_versions_have_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.clause("S513")
+def test_a_release_has_the_section_of_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has to have come since; it said that nothing is unreleased, and cut nothing."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tools"))
+    from cut_release import NOTHING_YET, with_section
+
+    older = "## 0.9.0 (1)\n\n- old\n"
+    for since, told in ((NOTHING_YET, ""), ("- mended\n", "\n- mended\n")):
+        before = f"# C\n\n## Unreleased\n\n{since}\n## 1.0.0rc1 (2)\n\n- all\n\n{older}"
+        assert with_section(before, "1.0.0", "3", "1.0.0rc1") == (
+            f"# C\n\n## Unreleased\n\n{NOTHING_YET}\n## 1.0.0 (3)\n{told}\n- all\n\n{older}"
+        )
+
+
+@pytest.mark.check
 def test_hooks_are_the_checks() -> None:
     """Whoever commits is told what CI would say."""
     hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8")

@@ -46,19 +46,30 @@ def key_of(version: str) -> Key:
     return int(found[1]), int(found[2]), int(found[3]), stage, int(found[5] or 0)
 
 
-def with_section(changelog: str, version: str, day: str) -> str:
+def with_section(changelog: str, version: str, day: str, candidate: str | None = None) -> str:
     """The changelog in which what is unreleased is this version's.
+
+    `candidate`: the version before, if it is a candidate of this one: its section becomes this
+    version's, behind what came since, which may be nothing.
 
     Raises:
         ReleaseError: nothing is unreleased, or it has that section.
     """
-    if re.search(rf"^## {re.escape(version)}\b", changelog, re.MULTILINE):
+    if re.search(rf"^## {re.escape(version)} ", changelog, re.MULTILINE):
         raise ReleaseError(f"CHANGELOG.md has a section {version}")
     before, heading, after = changelog.partition(UNRELEASED)
     section = re.split(r"^## ", after, maxsplit=1, flags=re.MULTILINE)[0].strip()
-    if not heading or section in ("", NOTHING_YET.strip()):
+    is_empty = section in ("", NOTHING_YET.strip())
+    if not heading or (is_empty and candidate is None):
         raise ReleaseError("CHANGELOG.md has nothing under Unreleased")
-    return f"{before}{UNRELEASED}\n{NOTHING_YET}\n## {version} ({day})\n{after}"
+    title = f"## {version} ({day})\n"
+    if candidate is not None:
+        _unreleased, found, of_candidate = after.partition(f"## {candidate} ")
+        if not found:
+            raise ReleaseError(f"CHANGELOG.md has no section {candidate}")
+        _day, _newline, told = of_candidate.partition("\n")
+        after = f"{told}" if is_empty else f"\n{section}\n{told}"
+    return f"{before}{UNRELEASED}\n{NOTHING_YET}\n{title}{after}"
 
 
 def with_examples(text: str, old: str, new: str) -> str:
@@ -88,7 +99,9 @@ def cut(version: str) -> None:
     if run("git", "status", "--porcelain"):
         raise ReleaseError("the working tree is not clean")
     day = datetime.fromtimestamp(int(run("git", "log", "-1", "--format=%ct")), timezone.utc)
-    changelog = with_section(text_of("CHANGELOG.md"), version, f"{day:%Y-%m-%d}")
+    is_candidates = key_of(version)[:3] == key_of(old)[:3]
+    candidate = old if is_candidates else None
+    changelog = with_section(text_of("CHANGELOG.md"), version, f"{day:%Y-%m-%d}", candidate)
     rewrite("CHANGELOG.md", changelog)
     module = "acpfs/__init__.py"
     rewrite(module, text_of(module).replace(f'"{old}"', f'"{version}"'))

@@ -28,7 +28,7 @@ from acpfs.ram.state import forget
 from acpfs.runtime.chance import Chance
 from acpfs.writeback.copies import on_disk, on_storage
 from acpfs.writeback.copies.held_copies import ABOUT
-from acpfs.writeback.copies.journal_frames import DamagedFrameError
+from acpfs.writeback.copies.journal_frames import DamagedFrameError, NewerJournalError
 from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.member_journals import ON_STORAGE
 from acpfs.writeback.log.ops import Op
@@ -166,10 +166,8 @@ def recover(
     def look() -> None:
         try:
             found.append(_salvaged(lower, identity, state, directory, marks[0]))
-        except NoJournalError as missing:
-            raise RefusedError(
-                f"{told}, and {missing}: is the disk mounted? {way_out}"
-            ) from missing
+        except (NoJournalError, NewerJournalError) as why:
+            raise RefusedError(f"{told}, and {why}; {way_out}") from why
         except (sqlite3.Error, DamagedFrameError) as error:
             raise MachineError(
                 f"the mirror's journal {marks[0].get('token')} in {directory.path} cannot be read: "
@@ -200,7 +198,7 @@ def _salvaged(
         )
     else:
         if (missing := on_disk.missing(directory.path, token)) is not None:
-            raise NoJournalError(f"{missing} is not there")
+            raise NoJournalError(f"{missing} is not there: is the disk mounted?")
         journal = directory.path / on_disk.log_name(token)
         read_into = partial(on_disk.read_into, directory.path, token)
     forget(state)

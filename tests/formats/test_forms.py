@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from acpfs.backing.identity import Identity, claim
 from acpfs.backing.leftovers import WITHDRAWN
 from acpfs.backing.lower import Note
 from acpfs.backing.terms import newest_claim
+from acpfs.config import SpillMode
 from acpfs.control import registry, runtime
 from acpfs.control.registry import MountRecord
 from acpfs.errors import MachineError, RefusedError
@@ -31,12 +33,15 @@ from acpfs.exchange.member_links import MAGIC, MemberLink
 from acpfs.links.frames import framed
 from acpfs.links.tls import certificate_of
 from acpfs.ram import place as places
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import HELD
 from acpfs.training import drill, muster
 from acpfs.worker.mirroring import recover
+from acpfs.writeback.copies import journal_frames
 from acpfs.writeback.copies.held_copies import ABOUT
 from acpfs.writeback.copies.journal_marks import mark_path, read_mark
+from acpfs.writeback.copies.on_disk import DiskPlace
 from acpfs.writeback.manifest.manifest import Manifest
 from tests.backing.test_terms import NODE as TERMS_OF
 from tests.backing.test_terms import adopter
@@ -197,6 +202,33 @@ def test_a_mark_that_is_not_understood_refuses_the_mount(
     places.give_up(place)
     assert f"to give it up, remove {settings.backing}/.acpfs/mirrors/" in str(refused.value)
     assert directory.read_own(mark_path(identity.node_id)) == mark
+
+
+@needs_root
+@clause("S526")
+def test_a_newer_journal_refuses_the_mount(
+    tmp_path: Path,
+    directory: BackingDirectory,
+    identity: Identity,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With both versions, and nothing is changed: it said that the journal could not be read."""
+    settings = settings_for(tmp_path, spill=tmp_path / "spill", spill_mode=SpillMode.MIRROR)
+    spill = SpillDirectory(
+        tmp_path / "spill" / f"acpfs-{identity.volume_id}-{identity.node_id}", REAL.chance
+    )
+    spill.path.mkdir(parents=True)
+    with monkeypatch.context() as later:
+        later.setattr(journal_frames, "FORMAT", journal_frames.FORMAT + 1)
+        DiskPlace(spill).begin(MARK["token"], sqlite3.connect(":memory:")).close()
+    directory.write_own(mark_path(identity.node_id), json.dumps(MARK).encode())
+    before = sorted(path.read_bytes() for path in spill.path.iterdir())
+    place = places.take(tmp_path / "tiers", identity.volume_id, NODE, settings.backing, 64 << 20)
+    with pytest.raises(RefusedError, match="has version 2, this acpfs knows 1: mount") as refused:
+        recover(settings, directory, identity, place, tmp_path / "none.sqlite", REAL.chance)
+    places.give_up(place)
+    assert "what the last mount did not drain is mirrored in /nvme" in str(refused.value)
+    assert sorted(path.read_bytes() for path in spill.path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import Any
 
 import xxhash
 
+from acpfs.errors import newer
 from acpfs.ram.state import Statement, storable
 
 FORMAT = 1
@@ -49,6 +50,10 @@ _ROWS = frozenset(
 
 class DamagedFrameError(ValueError):
     """There are whole frames behind one that is not, or a whole one makes no sense."""
+
+
+class NewerJournalError(Exception):
+    """A newer acpfs wrote it; the text has both versions, and what to do."""
 
 
 def header(words: Mapping[str, object]) -> bytes:
@@ -121,6 +126,7 @@ def read(data: bytes) -> tuple[dict[str, Any], Iterator[list[Statement]]]:
 
     Raises:
         DamagedFrameError: now, or from the iterator: see the class.
+        NewerJournalError: see the class.
     """
     payloads = _payloads(data)
     first = next(payloads, b"")
@@ -128,9 +134,12 @@ def read(data: bytes) -> tuple[dict[str, Any], Iterator[list[Statement]]]:
         msg = "it has no beginning"
         raise DamagedFrameError(msg)
     words = json.loads(first[1:])
-    if not isinstance(words, dict) or words.get("format") != FORMAT:
-        msg = "it is of a newer acpfs, or none"
+    version = words.get("format") if isinstance(words, dict) else None
+    if not isinstance(version, int):
+        msg = "it says no version"
         raise DamagedFrameError(msg)
+    if why := newer("its journal", version, FORMAT, "mount with the newer acpfs that wrote it"):
+        raise NewerJournalError(why)
     return words, _transactions(payloads)
 
 
