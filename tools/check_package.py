@@ -11,7 +11,14 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = {"acpfs", "acpfs-ctl", "acpfs-train", "mount.acpfs"}
+COMMANDS = {
+    "acpfs",
+    "acpfs-ctl",
+    "acpfs-run",
+    "acpfs-train",
+    "mount.acpfs",
+    "umount.fuse.acpfs",
+}
 TEMPLATES = [
     str(path.relative_to(ROOT))
     for path in sorted((ROOT / "acpfs/deploy").rglob("*"))

@@ -71,6 +71,7 @@ def test_a_pod_with_users_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.mount
 @natively
 def test_a_directory_of_the_mount_as_a_volume(tmp_path: Path) -> None:
+    """As a pod has it by `subPath`."""
     backing = tmp_path / "backing"
     backing.mkdir()
     with AcpfsMount(backing, tmp_path / "mnt", "native", idmap=True) as mount:
