@@ -32,6 +32,9 @@ from acpfs.config import CHANGEABLE, FIELDS, descriptions, option_name  # noqa: 
 from acpfs.control import metric_table, reports  # noqa: E402
 from acpfs.control.verb_table import VERBS  # noqa: E402
 from acpfs.drain_records import Verification  # noqa: E402
+from acpfs.mounting.doctor import Finding  # noqa: E402
+from acpfs.mounting.tier_salvage import Saved  # noqa: E402
+from acpfs.training.drill import Verdict  # noqa: E402
 from acpfs.training.launcher import options as launcher  # noqa: E402
 
 PAGES = ROOT / "docs/reference"
@@ -59,6 +62,29 @@ ANSWERS: dict[str, tuple[type, str]] = {
     "doctor": (reports.Fault, "a list of these"),
 }
 """Verb → the record that it answers with."""
+COMMAND_ANSWERS: dict[str, tuple[type, str]] = {
+    "acpfs doctor": (Finding, "a list of these"),
+    "acpfs salvage": (Saved, "a list of these"),
+    "acpfs-train drill": (Verdict, "a list of these, each with `point`: which drill it was"),
+}
+"""Command that asks no mount → the record that its `--json` prints."""
+OTHER_COMMANDS = {
+    "acpfs-train interval": (
+        "`job` (what the formula was given: `save_s`, `restart_s`, `fault_s`, `covered`, "
+        "`node_share`, `drain_s`), `intervals`: a list of `name`, `interval_s` (null: saving never "
+        "pays), `waste`, `lost_s_a_day`, `implied_fault_s`"
+    ),
+    "acpfs-train plan": (
+        "`ranks`, `nodes`, `copies`, `rank_bytes`, `added_bytes`, `checkpoint_bytes`, "
+        "`node_bytes`, `ram_wanted_bytes`, `buddy_bytes`, `ram_holds` (null: `--ram` was not "
+        "said), `covers`: `any_rank`, `any_node`, `any_two_nodes`, `fatal_nodes`, "
+        "`fatal_pairs`, `pairs`"
+    ),
+    "acpfs-train status": (
+        "a list, one of each coordinator of this node: what it says of its job, with `ranks`; for "
+        "people: fields may change with any version"
+    ),
+}
 COMMON = {
     "path": "below the mount point",
     "size": "bytes",
@@ -333,6 +359,11 @@ def answers() -> list[str]:
     for name, verb_entry in VERBS.items():
         if verb_entry.answer and name not in ANSWERS:
             lines.append(row(f"`{name}`", verb_entry.answer))
+    for name, (record, how) in COMMAND_ANSWERS.items():
+        lines += ["", f"## {name}", "", f"{how[0].upper()}{how[1:]}.", ""]
+        lines += _tables(record, shown)
+    lines += ["", "## Other commands", "", *table("command", "answer")]
+    lines += [row(f"`{name}`", text) for name, text in OTHER_COMMANDS.items()]
     return lines
 
 
@@ -382,10 +413,11 @@ def shape(hint: Any) -> tuple[str, list[type]]:
         return "an object", [hint]
     if not arguments:
         return TYPES[name], []
-    parts = [shape(one) for one in arguments]
+    is_list = name == "list" or (name == "tuple" and arguments[-1] is ...)
+    parts = [shape(one) for one in arguments if one is not ...]
     inner = [one for _words, found in parts for one in found]
     words = [text for text, _found in parts]
-    if name == "list":
+    if is_list:
         return ("a list of objects" if inner else f"a list: {words[0]}"), inner
     if name == "dict":
         return f"an object: name → {'object' if inner else words[1]}", inner

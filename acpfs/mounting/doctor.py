@@ -90,11 +90,14 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line; verdict: ok, note (works, with a cost) or bad (a mount would fail)."""
+    """One line."""
 
     subject: str
+    """What was looked at."""
     verdict: str
+    """ok, note (works, with a cost) or bad (a mount would fail)"""
     text: str
+    """In words."""
     fix: tuple[str, ...] = ()
     """Shell commands for root that mend it; they are shown, never run."""
 

@@ -54,6 +54,7 @@ class Saved:
     """What became of one tier file, or of one version in it."""
 
     number: int
+    """Of the tier file, or of the version."""
     target: str | None
     """Below the target directory; null: not copied."""
     size: int
@@ -62,7 +63,7 @@ class Saved:
     begins: str
     """Its first bytes, to know it by."""
     problem: str
-    """"" for none."""
+    """Why it may not be what was written; empty: it is."""
 
 
 def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved]:

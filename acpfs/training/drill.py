@@ -130,10 +130,13 @@ class Verdict:
     wrong: str
     """Why it is not right; empty: it is."""
     step: int | None = None
+    """Of that checkpoint; null: there is none."""
     lost: int | None = None
     """Completed steps that are not in the checkpoint."""
     took_s: float | None = None
+    """From the fault until the checkpoint was there, or was given up; null: not known."""
     gasp: str = ""
+    """The checkpoint that was found; empty: none."""
 
 
 def jobs(directory: Path) -> set[str]:

@@ -15,7 +15,12 @@ from acpfs.config import FIELDS
 from acpfs.control import metric_table, reports
 from acpfs.control.verb_table import VERBS
 from acpfs.errors import ExitCode
+from acpfs.mounting.doctor import Finding
+from acpfs.mounting.tier_salvage import Saved
+from acpfs.training.drill import Verdict
 
+PRINTED: tuple[type, ...] = (Finding, Saved, Verdict)
+"""Records of commands that ask no mount."""
 NOTED = Path(__file__).with_name("contract.json")
 Contract = dict[str, list[str]]
 
@@ -38,6 +43,9 @@ def contract() -> Contract:
         "exit codes": [f"{int(code)} {code.name}" for code in ExitCode],
         "fields of JSON": sorted(
             f"{kind.__name__}.{field.name}" for kind in records for field in fields(kind)
+        ),
+        "fields of commands' JSON": sorted(
+            f"{kind.__name__}.{field.name}" for kind in PRINTED for field in fields(kind)
         ),
         "metrics": sorted(metric_table.series()),
     }
