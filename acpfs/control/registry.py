@@ -53,6 +53,15 @@ class MountRecord:
         return Path(self.runtime_dir) / "mounts" / f"{slug(self.mountpoint)}.json"
 
 
+def adopting_lock(runtime: Path, node: str) -> Path:
+    """The file that a command locks which adopts a node's log at a member of that runtime
+    directory: one at a time.
+    """
+    directory = runtime / "adopting"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory / f".{slug(node)}.lock"
+
+
 def slug(mountpoint: str) -> str:
     """File name for a mount point: readable, and unique by a hash."""
     readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in mountpoint).strip("-")[

@@ -282,7 +282,7 @@ class WorkerVerbs:
     async def _adopted(self, request: ControlRequest, _tell: Report) -> Json:
         node = request.text("node")
         record = await outcome(self._parts.cluster.record_anew(node))
-        if record is None or record.state is not NodeState.LEFT:
+        if record is None or record.state is not NodeState.LEFT or record.withheld:
             raise RefusedError(f"the log of {node} is not drained: what is held of it stays")
         with self._parts.fs.lock:
             self._parts.holding.adopted(node)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from acpfs.errors import ExitCode
+from acpfs.backing.member_records import NodeRecord, NodeState
+from acpfs.errors import AcpfsError, ExitCode
 from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, wait_gone
@@ -105,7 +106,7 @@ def test_the_copy_ends_at_the_first_file_that_it_lacks(tmp_path: Path, fault_fs:
         assert on_storage(fault_fs) == {"one": b"1" * MIB}
 
 
-@clause("S587")
+@clause("S587", "S615")
 def test_nobody_is_adopted_who_lives_or_of_whom_nothing_counts(
     tmp_path: Path, fault_fs: FaultFs
 ) -> None:
@@ -119,6 +120,11 @@ def test_nobody_is_adopted_who_lives_or_of_whom_nothing_counts(
         with pytest.raises(CommandError) as caught:
             adopt(holds, "nobody")
         assert caught.value.code == ExitCode.REFUSED
+        # nor does what is held go while a pointer is withheld that only the copy has
+        record = NodeRecord("lost", state=NodeState.LEFT, withheld=1)
+        (fault_fs.path / ".acpfs" / "nodes" / "lost").write_bytes(record.to_bytes())
+        with pytest.raises(AcpfsError, match="is not drained"):
+            holds.ask("adopted", node="lost")
         saves.flush()
         wait_copied(saves, 0)  # and it goes on being copied
 

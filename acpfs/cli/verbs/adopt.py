@@ -19,7 +19,8 @@ from acpfs.cli.target import Target, ask
 from acpfs.cli.umount import umount
 from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
 from acpfs.control import registry
-from acpfs.errors import AcpfsError, ExitCode, NotMountedError
+from acpfs.errors import AcpfsError, ExitCode, NotMountedError, RefusedError
+from acpfs.runtime.file_locks import locked
 
 ASKS = (
     "Is {node} off, or its machine started anew? What it still does to names could undo what is "
@@ -46,6 +47,21 @@ def command(
     if not is_off:
         click.confirm(ASKS.format(node=node), abort=True)
     record = target.record()
+    try:
+        lock = registry.adopting_lock(Path(record.runtime_dir), node)
+    except OSError as error:
+        raise RefusedError(f"{record.runtime_dir} is not yours: {error.strerror}") from error
+    with locked(lock, may_wait=True):
+        _adopt(record, node, timeout_s, as_json=as_json)
+    if as_json:
+        show.print_json({"node": node})
+    else:
+        click.echo(f"adopted: {node}; what it had copied here is on the storage")
+
+
+def _adopt(
+    record: registry.MountRecord, node: str, timeout_s: float | None, *, as_json: bool
+) -> None:
     found = ask(record, "adopt", {"node": node}, as_json=as_json)
     place = Path(found["runtime_dir"]) / "adopting" / node
     if not _is_mounted(place):
@@ -56,10 +72,6 @@ def command(
     umount(str(place), timeout_s, leave=False)
     place.rmdir()
     ask(record, "adopted", {"node": node}, as_json=as_json)
-    if as_json:
-        show.print_json({"node": node})
-    else:
-        click.echo(f"adopted: {node}; what it had copied here is on the storage")
 
 
 def _is_mounted(place: Path) -> bool:
