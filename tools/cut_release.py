@@ -55,7 +55,7 @@ def with_section(changelog: str, version: str, day: str, candidate: str | None =
     Raises:
         ReleaseError: nothing is unreleased, or it has that section.
     """
-    if re.search(rf"^## {re.escape(version)} ", changelog, re.MULTILINE):
+    if re.search(rf"^## {re.escape(version)}\b", changelog, re.MULTILINE):
         raise ReleaseError(f"CHANGELOG.md has a section {version}")
     before, heading, after = changelog.partition(UNRELEASED)
     section = re.split(r"^## ", after, maxsplit=1, flags=re.MULTILINE)[0].strip()

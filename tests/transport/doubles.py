@@ -58,6 +58,9 @@ class PlainLowerDouble:
     def stat_fd(self, fd: int) -> LowerStat:
         return lower_stat(os.fstat(fd))
 
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)
 
