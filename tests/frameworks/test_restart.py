@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.mount,
     pytest.mark.timeout(1800),
 ]
+FILES = 4
+"""Of a checkpoint that is brought to RAM, with the pointer to it."""
 STEPS = 10
 DIE_AT = 8
 SAVED = (6, 9)
@@ -65,7 +67,7 @@ def test_goes_on_bit_identical(
                 if lost:
                     mount.abort()  # every process, the tmpfs and what lay in it
                     mount.start(preload="latest")
-                    mount.wait_status(lambda status: status["counters"]["warmed_verified"] >= 3)
+                    mount.wait_status(lambda status: status["counters"]["warmed_verified"] >= FILES)
                 read = faults.slow(0.0, ["read"], glob="run*")
                 printed = run([*loop, str(top), str(STEPS)]).splitlines()
                 assert printed == [f"from {saved}", expected]
