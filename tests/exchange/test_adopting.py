@@ -167,8 +167,13 @@ def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
             holds.wait_status(lambda now: "saves" not in now["cluster"]["missing"])
             holds.umount()
             holds.start()
-        for process in (adopting.supervisor, adopting.pid):
+        supervisor = adopting.supervisor
+        worker = adopting.pid
+        # stopped first: a worker that notices the end of its supervisor starts another one
+        os.kill(worker, signal.SIGSTOP)
+        for process in (supervisor, worker):
             os.kill(process, signal.SIGKILL)
+        for process in (supervisor, worker):
             wait_gone(process)
         assert holds.status()["held"][0]["claimed"]
         adopt(holds, "saves")

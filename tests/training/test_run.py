@@ -468,12 +468,15 @@ def test_a_template_and_a_spare_that_die_are_made_anew(
     (killed,) = begun[0].there("ready-1-0-0")
     (template,) = (int(path.name.removeprefix("imported-")) for path in tmp_path.glob("imported-*"))
     children = f"/proc/{begun[0].process.pid}/task/{begun[0].process.pid}/children"
-    for pid in set(map(int, Path(children).read_text().split())) - {
+    others = set(map(int, Path(children).read_text().split())) - {
         killed,
         *begun[0].there("ready-0-0-0"),
-    }:
+    }
+    for pid in others:
         os.kill(pid, signal.SIGKILL)
-    gone(template)
+    # a spare that is dying can still be told that it is a rank: then the next one takes its place
+    for pid in {*others, template}:
+        gone(pid)
     os.kill(killed, signal.SIGKILL)
     begun[0].there("ready-1-0-1")
     (tmp_path / "end").touch()
