@@ -79,16 +79,21 @@ class MachineError(AcpfsError):
     exit_code = ExitCode.ENVIRONMENT
 
 
-def newer(what: str, found: int, known: int, way_out: str) -> str:
-    """Why something is not read whose form a newer acpfs made; "" where this one knows it.
+_SHOWN_CHARS_MAX = 20
 
-    `what`: whose form, with its place; `found`, `known`: versions of it (docs/FORMATS.md).
+
+def unknown_version(what: str, found: object, known: int, way_out: str, oldest: int = 1) -> str:
+    """Why something is not read whose form this acpfs does not know; "" where it does.
+
+    `what`: whose form, with its place. `found`: its version, as it was read: whatever is no whole
+    number from `oldest` to `known` is refused (docs/FORMATS.md), `true` too, which is 1 to Python.
     `way_out`: what a person can do, which never is to remove it. Whoever asks raises an error of
     the kind that its callers know.
     """
-    if found <= known:
+    if type(found) is int and oldest <= found <= known:
         return ""
-    return f"{what} has version {found}, this acpfs knows {known}: {way_out}"
+    said = found if type(found) is int else ascii(found)
+    return f"{what} has version {str(said)[:_SHOWN_CHARS_MAX]}, this acpfs knows {known}: {way_out}"
 
 
 PERMANENT_ERRNOS = frozenset(

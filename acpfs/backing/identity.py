@@ -21,7 +21,7 @@ from pathlib import Path
 from acpfs.backing.anchor import volume_of
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import MachineId
-from acpfs.errors import RefusedError, newer
+from acpfs.errors import RefusedError, unknown_version
 from acpfs.lock_holders import holders
 from acpfs.runtime.chance import Chance
 from acpfs.runtime.clock import Clock
@@ -129,7 +129,8 @@ def _volume_id(directory: BackingDirectory) -> str:
         with contextlib.suppress(FileNotFoundError):
             found, version = volume_of(directory.read_own(_VOLUME))
             own = f"{directory.path}/.acpfs"
-            if why := newer(own, version, VOLUME_VERSION, "mount it with the newer acpfs"):
+            way_out = "mount it with the newer acpfs"
+            if version and (why := unknown_version(own, version, VOLUME_VERSION, way_out)):
                 raise RefusedError(why)
             if version and re.fullmatch(r"[0-9a-f]{32}", found):
                 return found

@@ -22,6 +22,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.member_records import RECORD_VERSION, NodeRecords, NodeState
 from acpfs.backing.terms import node_and_term
+from acpfs.errors import unknown_version
 from acpfs.runtime.clock import Clock
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
@@ -173,7 +174,9 @@ def _record(directory: BackingDirectory, node: bytes) -> dict[str, object]:
     with contextlib.suppress(FileNotFoundError, ValueError):
         found = json.loads(directory.read_own((b"nodes", node))[:RECORD_BYTES_MAX])
         # what a newer acpfs may mean otherwise proves nothing
-        if isinstance(found, dict) and found.get("record_version", 1) == RECORD_VERSION:
+        if isinstance(found, dict) and not unknown_version(
+            "its record", found.get("record_version", 1), RECORD_VERSION, ""
+        ):
             return found
     return {}
 

@@ -24,7 +24,7 @@ from typing import Any
 import xxhash
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.errors import FULL_ERRNOS, newer
+from acpfs.errors import FULL_ERRNOS, unknown_version
 
 RECORD_VERSION = 1
 """Of a record. New fields with a default do not count: whoever does not know them does without."""
@@ -169,9 +169,8 @@ class NodeRecord:
             raise ValueError("not a node record")  # noqa: TRY004 - of content, not of a caller
         known: dict[str, Any] = {f.name: found[f.name] for f in fields(cls) if f.name in found}
         version = found.get("record_version", 1)
-        if _is_count(version) and (
-            why := newer("its record", version, RECORD_VERSION, "pointers wait until it is updated")
-        ):
+        way_out = "pointers wait until it is updated"
+        if why := unknown_version("its record", version, RECORD_VERSION, way_out):
             raise ValueError(why)
         for name, (required, fits) in _FITS.items():
             if (required and name not in known) or (name in known and not fits(known[name])):
@@ -193,11 +192,11 @@ def _shortest(record: NodeRecord) -> bytes:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int)
+    return type(value) is int
 
 
 def _is_text(value: object) -> bool:

@@ -399,7 +399,7 @@ class NodeReport:
     lost: tuple[float, float] | None
     """What it closed between these times may be lost."""
     errors: list[str] = field(default_factory=list)
-    """What its record says that is wrong."""
+    """What its record says that is wrong, and why nothing is exchanged with it."""
     got_bytes: int = 0
     """Of cold files, that this mount had from it directly (`exchange`), since its daemon began."""
     given_bytes: int = 0
@@ -481,6 +481,10 @@ class ExchangeReport:
     """Times that another node did not answer: the storage was read instead."""
     process: int
     """The process that does it; 0: it is being started again."""
+    strange: dict[str, str] = field(default_factory=dict)
+    """Node → why nothing goes between it and this one: it speaks another version. A sentence with
+    both.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from acpfs.exchange.channel_ends import Answer, ChannelEnd, ExchangeGoneError, Reply
 from acpfs.exchange.exchange_records import Availability, MemberAddress, Message, VersionName
+from acpfs.exchange.member_links import unknown_exchange
 from acpfs.logger import get_logger
 from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
@@ -168,6 +169,8 @@ class Exchange:
         self._loans: dict[int, Loan] = {}
         self._last_loan = 0
         self._trust: dict[str, _Trust] = {}
+        self._strange: dict[str, str] = {}
+        """Of members whose records are known: strangers do not get as far."""
         self._keeping: Running | None = None
         self._silent = 0
         self.counts = ExchangeCounts()
@@ -255,6 +258,9 @@ class Exchange:
     # -- what the process asks
 
     def _heed(self, message: Message, _fds: list[int], reply: Reply) -> None:
+        if self._strange and "from" in message:  # it has been updated
+            with self._lock:
+                self._strange.pop(message["from"], None)
         match message["do"]:
             case "knows":
                 known = self._directory.knows(message["node"], message["key"])
@@ -280,6 +286,8 @@ class Exchange:
                 reply({"same": self._ended(message["loan"], counts=True)})
             case "end":
                 self._ended(message["loan"], counts=False)
+            case "speaks":
+                self._speaks(message["node"], message["version"])
 
     def _make_room(self, origin: str, said: object, reply: Reply) -> None:
         keeper = self._keeper()
@@ -410,10 +418,13 @@ class Exchange:
             raise MemberFailedError(str(error)) from error
         self._heard(answer)
         if answer is None or "failed" in answer.said:
+            if answer is not None and "speaks" in answer.said:
+                self._speaks(to.node, answer.said["speaks"])
             self._fails(to.node)
             raise MemberFailedError("no answer" if answer is None else answer.said["failed"])
         with self._lock:
             self._trust.pop(to.node, None)
+            self._strange.pop(to.node, None)
         return answer
 
     def _heard(self, answer: Answer | None) -> None:
@@ -426,6 +437,21 @@ class Exchange:
             child = self._child
         log.warning("the exchange process stands still: another one takes its place")
         child.kill()
+
+    def strange(self) -> dict[str, str]:
+        """Live member → why nothing is exchanged with it: it speaks another version."""
+        live = {one.node for one in self._directory.others()}
+        with self._lock:
+            return {node: why for node, why in self._strange.items() if node in live}
+
+    def _speaks(self, node: str, version: object) -> None:
+        """A member has called, or answered, in a version that is not ours."""
+        why = unknown_exchange(version)
+        with self._lock:
+            is_news = self._strange.get(node) != why
+            self._strange[node] = why
+        if is_news:
+            log.warning("another node speaks another version", node=node, why=why)
 
     def _fails(self, node: str) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from acpfs.exchange.exchange_records import MemberAddress, Message, VersionName
 from acpfs.exchange.hold_calls import HoldCalls
 from acpfs.exchange.listening import Listening, listening_on
 from acpfs.exchange.member_calls import MemberCalls
-from acpfs.exchange.member_links import LinkFailedError, OwnName
+from acpfs.exchange.member_links import LinkFailedError, OtherVersionError, OwnName
 from acpfs.runtime.threads import Threads
 
 THREAD_WAIT_S = 10.0
@@ -109,6 +109,8 @@ def _tried(what: Callable[[Message, Reply], None], message: Message, reply: Repl
     """The worker learns of whatever goes wrong: it waits for an answer."""
     try:
         what(message, reply)
+    except OtherVersionError as error:
+        reply({"failed": str(error), "speaks": error.version})
     except (LinkFailedError, ValueError, OSError) as error:
         reply({"failed": str(error)})
 

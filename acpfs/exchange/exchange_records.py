@@ -86,7 +86,7 @@ class VersionName:
         if (
             not isinstance(numbers, list)
             or len(numbers) != 4
-            or not all(isinstance(one, int) for one in numbers)
+            or not all(type(one) is int for one in numbers)
         ):
             raise ValueError("no version of a file")
         path = os.fsencode(told["path"])

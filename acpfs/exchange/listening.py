@@ -27,7 +27,7 @@ from acpfs.exchange.exchange_records import (
     VersionName,
     whole_number,
 )
-from acpfs.exchange.member_links import LinkFailedError, MemberLink, OwnName
+from acpfs.exchange.member_links import LinkFailedError, MemberLink, OtherVersionError, OwnName
 from acpfs.runtime.threads import Threads
 
 STRANGERS_MAX = 64
@@ -145,6 +145,8 @@ class Listening:
             finally:
                 with self._lock:
                     self._members -= 1
+        except OtherVersionError as error:
+            self._worker.tell({"do": "speaks", "node": error.node, "version": error.version})
         except (LinkFailedError, ExchangeGoneError, ValueError, TypeError):
             return  # whatever it was: the other side connects anew, if it has business here
         finally:

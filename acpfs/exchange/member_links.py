@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.errors import unknown_version
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION, MemberAddress, Message
 from acpfs.links.frames import LENGTH_BYTES, framed, length_of
 from acpfs.links.tls import certificate_of, mutual
@@ -36,6 +37,15 @@ WAY_OUT = "the next mount makes it anew"
 
 class LinkFailedError(OSError):
     """The other member is gone, does not answer in time, or is not who it says."""
+
+
+class OtherVersionError(LinkFailedError):
+    """A member is there, and speaks another version of what members say to each other."""
+
+    def __init__(self, node: str, version: object, why: str) -> None:
+        super().__init__(f"{node}: {why}")
+        self.node = node
+        self.version = version
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -69,6 +79,7 @@ class MemberLink:
         """Connect to a member.
 
         Raises:
+            OtherVersionError: its acpfs speaks another version.
             LinkFailedError: nobody is there within that time, or it is somebody else.
         """
         until = time.monotonic() + timeout_s
@@ -80,6 +91,7 @@ class MemberLink:
                 said, certificate = link._introduced()
                 if not _is(certificate, to.key) or said.get("node") != to.node:
                     raise LinkFailedError(f"{to.node}: another certificate than its record's")
+                _check_version(to.node, said)
                 link._secure(own, certificate, server=False)
                 link.send({"plain": own.is_plain})
                 if link._received().get("plain") is True and own.is_plain:
@@ -96,16 +108,18 @@ class MemberLink:
         closes the link when the handshake takes too long.
 
         Raises:
+            OtherVersionError: it is a member, and speaks another version. It has been told ours.
             LinkFailedError: it is no member.
         """
         with _failing():
             said, certificate = self._introduced()
             node = said.get("node")
-            if said.get("version") != EXCHANGE_VERSION or said.get("volume") != own.volume:
-                raise LinkFailedError("of another volume, or version")
+            if said.get("volume") != own.volume:
+                raise LinkFailedError("of another volume")
             if not isinstance(node, str) or not key_of(node, fingerprint(certificate)):
                 raise LinkFailedError("no member that is known")
             self._introduce(own)
+            _check_version(node, said)
             self._secure(own, certificate, server=True)
             is_plain = self._received().get("plain") is True and own.is_plain
             self.send({"plain": is_plain})
@@ -250,6 +264,23 @@ class _failing(contextlib.AbstractContextManager[None]):  # noqa: N801 - used li
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError | ValueError) and not isinstance(error, LinkFailedError):
             raise LinkFailedError(str(error)) from error
+
+
+def unknown_exchange(version: object) -> str:
+    """Why nothing is exchanged with a member that speaks this version; "": it is ours."""
+    return unknown_version(
+        "what it speaks",
+        version,
+        EXCHANGE_VERSION,
+        "nothing is exchanged, and the storage is read instead, until both have one acpfs",
+        oldest=EXCHANGE_VERSION,
+    )
+
+
+def _check_version(node: str, said: Message) -> None:
+    version = said.get("version")
+    if why := unknown_exchange(version):
+        raise OtherVersionError(node, version, why)
 
 
 def _is(certificate: bytes, key: str) -> bool:

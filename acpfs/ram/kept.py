@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from acpfs.errors import RefusedError, newer
+from acpfs.errors import RefusedError, unknown_version
 from acpfs.ram.mapped_records import Slots
 
 KEPT_VERSION = 1
@@ -107,10 +107,10 @@ class Kept:
         path = directory / _HANDLES
         try:
             version = json.loads((directory / _FACTS).read_bytes())["version"]
-            if version > KEPT_VERSION or not path.exists():
+            if unknown_version("", version, KEPT_VERSION, "") or not path.exists():
                 return []
             slots = Slots(path, HANDLE_WORDS)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return []
         found = [words for _slot, words in slots]
         slots.close()
@@ -123,9 +123,8 @@ class Kept:
             return False
         if not session or facts.get("session") != session:
             return False
-        if why := newer(
-            f"the session in {directory}", facts["version"], KEPT_VERSION, "keep the newer acpfs"
-        ):
+        what = f"the session in {directory}"
+        if why := unknown_version(what, facts["version"], KEPT_VERSION, "keep the newer acpfs"):
             raise RefusedError(why)
         self._facts = facts
         return True

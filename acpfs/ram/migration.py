@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from acpfs.errors import RefusedError, newer
+from acpfs.errors import RefusedError, unknown_version
 
 _TO_2 = """
 CREATE TABLE IF NOT EXISTS node (
@@ -75,7 +75,8 @@ def version_of(db: sqlite3.Connection, known: int, where: object) -> int:
         RefusedError: a newer acpfs wrote it.
     """
     (found,) = db.execute("PRAGMA user_version").fetchone()
-    if why := newer(f"the state in {where}", found, known, "drain it with the newer acpfs"):
+    way_out = "drain it with the newer acpfs"
+    if found and (why := unknown_version(f"the state in {where}", found, known, way_out)):
         raise RefusedError(why)
     return int(found)
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from acpfs.errors import newer
+from acpfs.errors import unknown_version
 from acpfs.supervisor.instances import next_generation
 
 RECORD_VERSION = 1
@@ -22,9 +22,9 @@ without, and who misses them knows what an older acpfs did.
 
 def unknown(record: dict[str, Any]) -> str:
     """Why a mount cannot be gone on with by what was left of it; "": it can."""
-    return newer(
+    return unknown_version(
         "what its supervisor left",
-        int(record.get("version", 1)),
+        record.get("version", 1),
         RECORD_VERSION,
         "go on with it with the newer acpfs",
     )

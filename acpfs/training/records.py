@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from acpfs.errors import AcpfsError, newer
+from acpfs.errors import AcpfsError, unknown_version
 
 Json = dict[str, Any]
 Record = TypeVar("Record")
@@ -38,8 +38,7 @@ def refuse_newer(what: str, data: Json, known: int, way_out: str) -> None:
     Raises:
         NewerError: this acpfs does not know it.
     """
-    version = data.get("version", 1)
-    if type(version) is int and (why := newer(what, version, known, way_out)):
+    if why := unknown_version(what, data.get("version", 1), known, way_out):
         raise NewerError(why)
 
 

@@ -27,7 +27,7 @@ class LearnedSizes:
     def recall(self, expectations: Expectations) -> None:
         """Expect what the last mount has learnt."""
         for path, size in list(self._file.read().items())[:SIZES_MAX]:
-            if isinstance(size, int):
+            if type(size) is int:
                 expectations.learn(os.fsencode(path), size)
 
     def keep(self, expectations: Expectations) -> None:

@@ -102,6 +102,7 @@ def exchange_report(parts: Parts) -> ExchangeReport | None:
         given_bytes=sum(counts.given.values()),
         failures=counts.failures,
         process=parts.exchange.pid,
+        strange=parts.exchange.strange(),
     )
 
 
@@ -174,7 +175,13 @@ def _exchanged(parts: Parts, report: NodeReport) -> NodeReport:
     if parts.exchange is None:
         return report
     counts = parts.exchange.counts
-    return replace(report, got_bytes=counts.got[report.node], given_bytes=counts.given[report.node])
+    why = parts.exchange.strange().get(report.node, "")
+    return replace(
+        report,
+        got_bytes=counts.got[report.node],
+        given_bytes=counts.given[report.node],
+        errors=[*report.errors, *([why] if why else [])],
+    )
 
 
 def _own(parts: Parts, cluster: ClusterStatistics) -> NodeReport:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ class GivingMember:
         self.ended: list[int] = []
         """Loans that were not asked about."""
         self.asked: list[str] = []
+        self.strange: queue.Queue[tuple[str, object]] = queue.Queue()
+        """Members that speak another version, and which."""
         self.takers: list[MemberCalls] = []
         self._loans = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,6 +90,8 @@ class GivingMember:
                 reply({"same": self.is_same})
             case "end":
                 self.ended.append(message["loan"])
+            case "speaks":
+                self.strange.put((message["node"], message["version"]))
 
     def _lend(self, message: Message, reply: Reply) -> None:
         if self.holds is not None:

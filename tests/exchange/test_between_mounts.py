@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from acpfs.exchange.exchange_records import EXCHANGE_VERSION
 from tests.cluster.stand import QUICK
 from tests.rig.mounts import AcpfsMount
+from tests.supervisor.test_handover import copy_package
 from tests.training.ranks.networks import Networks
 
 clause = pytest.mark.clause
@@ -110,6 +112,46 @@ def test_what_another_member_has_saved_comes_from_it(tmp_path: Path, encrypts: b
         key = saves.runtime_dir / "exchange"
         found = [path.stat().st_mode & 0o777 for path in key.rglob("key.pem")]
         assert found == [0o600]
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An acpfs whose members speak another version."""
+    root = tmp_path_factory.mktemp("later")
+    copy_package(root)
+    records = root / "acpfs/exchange/exchange_records.py"
+    text = records.read_text()
+    known = f"EXCHANGE_VERSION = {EXCHANGE_VERSION}\n"
+    assert known in text
+    records.write_text(text.replace(known, f"EXCHANGE_VERSION = {EXCHANGE_VERSION + 1}\n"))
+    return root
+
+
+@clause("S526", "S563")
+def test_members_of_two_versions_say_so_and_read_the_storage(tmp_path: Path, later: Path) -> None:
+    """Both, whichever has asked: it was a time-out each time, and nobody said why."""
+    data = os.urandom(2 * MIB)
+    older = member(tmp_path, "older")
+    newer = member(tmp_path, "newer")
+    newer._environment["PYTHONPATH"] = str(later)
+    with mounted(older, newer):
+        save(older, "model", data)
+        assert (newer.path / "model").read_bytes() == data
+        in_ram(newer)
+        for mount, node, version in ((older, "newer", 2), (newer, "older", 1)):
+            status = mount.wait_status(lambda status: status["exchange"]["strange"])
+            (why,) = status["exchange"]["strange"].values()
+            knows = EXCHANGE_VERSION if version > EXCHANGE_VERSION else EXCHANGE_VERSION + 1
+            assert why.startswith(f"what it speaks has version {version}, this acpfs knows {knows}")
+            assert status["exchange"]["got_bytes"] == status["exchange"]["given_bytes"] == 0
+            rows = {row["node"]: row for row in mount.ctl("nodes")}
+            assert why in rows[node]["errors"]
+            text = mount.run("acpfs-ctl", str(mount.path), "status").stdout
+            assert f"{node}: what it speaks has version {version}" in text
+            (log,) = (mount.runtime_dir / "logs").glob("*.log")
+            said = [line for line in log.read_text().splitlines() if "speaks another" in line]
+            assert len(said) == 1, "once"
+            assert why in said[0]
 
 
 @clause("S539")

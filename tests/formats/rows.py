@@ -216,8 +216,12 @@ ROWS = {
         newer=("cli/test_reference::test_every_exit_code_and_metric_has_a_row",),
     ),
     "questions and ranges (`exchange`)": Row(
-        older=("formats/test_forms::test_a_member_of_another_exchange_is_not_answered",),
-        newer=("formats/test_forms::test_a_member_of_another_exchange_is_not_answered",),
+        older=("formats/test_forms::test_a_member_of_another_exchange_is_told_ours_and_no_more",),
+        newer=(
+            "formats/test_forms::test_a_member_of_another_exchange_is_told_ours_and_no_more",
+            "formats/test_forms::test_who_asks_a_member_of_another_exchange_is_told_which",
+            "exchange/test_between_mounts::test_members_of_two_versions_say_so_and_read_the_storage",
+        ),
     ),
     "copies (`copies`)": Row(
         older=(MEMBER,),

@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from acpfs.config import SpillMode
 from acpfs.control import registry, runtime
 from acpfs.control.registry import MountRecord
 from acpfs.errors import MachineError, RefusedError
-from acpfs.exchange.exchange_records import EXCHANGE_VERSION
-from acpfs.exchange.member_links import MAGIC, MemberLink
+from acpfs.exchange.exchange_records import EXCHANGE_VERSION, MemberAddress, VersionName
+from acpfs.exchange.member_calls import MemberCalls
+from acpfs.exchange.member_links import MAGIC, MemberLink, OtherVersionError
 from acpfs.links.frames import framed
 from acpfs.links.tls import certificate_of
 from acpfs.ram import place as places
@@ -273,21 +275,24 @@ def test_a_mount_is_found_whatever_else_its_record_says(
 # -- between members
 
 
-@clause("S526", "S545")
+@clause("S526", "S545", "S563")
 @pytest.mark.parametrize(
     ("said", "is_answered"),
     [
         ({"version": EXCHANGE_VERSION + 1}, False),
         ({"version": EXCHANGE_VERSION + 1, **NEWS}, False),
         ({"version": None}, False),
+        ({"version": True}, False),
         (NEWS, True),
     ],
-    ids=["newer", "newer with more", "no version", "more"],
+    ids=["newer", "newer with more", "no version", "no number", "more"],
 )
-def test_a_member_of_another_exchange_is_not_answered(
+def test_a_member_of_another_exchange_is_told_ours_and_no_more(
     tmp_path: Path, said: dict[str, Any], is_answered: bool
 ) -> None:
-    """It reads the storage. What a member says that is not known is left out."""
+    """It reads the storage, and this one says what it spoke. What a member says that is not known
+    is left out.
+    """
     with giving(tmp_path, b"1" * 10) as member:
         own = own_name(tmp_path, "n2")
         member.keys["n2"] = key_of(own)
@@ -306,13 +311,63 @@ def test_a_member_of_another_exchange_is_not_answered(
                 link.send({"plain": False})
                 assert link._received() == {"plain": False}
             else:
+                ours, _certificate = link._introduced()
+                assert ours["version"] == EXCHANGE_VERSION
+                assert member.strange.get(timeout=PATIENCE_S) == ("n2", said["version"])
                 with pytest.raises((OSError, EOFError)):
-                    link._introduced()
+                    link._received()
         finally:
             link.close()
-        assert member.asked == ["knows"] * is_answered
+        assert [one for one in member.asked if one != "speaks"] == ["knows"]
         calls = taker(member, tmp_path)
         assert read_all(calls.get(member.address, member.file, 0, 10, PATIENCE_S)) == b"1" * 10
+
+
+@clause("S526", "S563")
+def test_a_stranger_of_another_exchange_learns_nothing(tmp_path: Path) -> None:
+    """Nor is anything said of it: anybody could have as many logged as he likes."""
+    with giving(tmp_path, b"1") as member:
+        own = own_name(tmp_path, "n3")
+        words = {"version": EXCHANGE_VERSION + 1, "volume": VOLUME, "node": "n3"}
+        link = MemberLink(socket.create_connection(("127.0.0.1", member.port), PATIENCE_S))
+        link.limit(PATIENCE_S)
+        link._socket.sendall(
+            MAGIC
+            + framed(json.dumps(words).encode(), 1 << 16)
+            + framed(certificate_of(own.directory), 1 << 16)
+        )
+        with pytest.raises((OSError, EOFError)):
+            link._introduced()
+        link.close()
+        assert member.asked == ["knows"]
+        assert member.strange.empty()
+
+
+@clause("S526", "S563")
+def test_who_asks_a_member_of_another_exchange_is_told_which(tmp_path: Path) -> None:
+    theirs = own_name(tmp_path, "n1")
+    to = MemberAddress("n1", ("127.0.0.1",), 0, key_of(theirs))
+    words = {"version": EXCHANGE_VERSION + 1, "volume": VOLUME, "node": "n1", **NEWS}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _address = listener.accept()
+            with connection:
+                MemberLink(connection)._introduced()
+                connection.sendall(
+                    MAGIC
+                    + framed(json.dumps(words).encode(), 1 << 16)
+                    + framed(certificate_of(theirs.directory), 1 << 16)
+                )
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        calls = MemberCalls(own_name(tmp_path, "n2"))
+        to = replace(to, port=int(listener.getsockname()[1]))
+        with pytest.raises(OtherVersionError, match="n1: what it speaks has version 2, ") as said:
+            calls.has(to, VersionName(b"model", 5, 1, 6, 7), PATIENCE_S)
+        answering.join()
+    assert (said.value.node, said.value.version) == ("n1", EXCHANGE_VERSION + 1)
 
 
 # -- training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.backing import leftovers
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import VOLUME_VERSION, claim
 from acpfs.backing.member_records import RECORD_VERSION, NodeRecord, NodeRecords
@@ -37,10 +39,24 @@ from acpfs.training.messages import (
     encode,
 )
 from acpfs.training.records import NewerError
+from acpfs.writeback.copies import journal_frames
+from acpfs.writeback.copies.journal_frames import NewerJournalError
 from acpfs.writeback.copies.on_disk import DiskPlace, read_into
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S526")
+
+
+NONE: tuple[object, ...] = (True, False, 0, -1, 1.0, "1", None)
+"""As JSON may have them, and no version: what has one is not taken for today's. (In Python `true`
+is 1.)
+"""
+
+
+def refuses(what: str, found: object, version: int) -> str:
+    """The sentence, of which a version is `found`."""
+    said = found if type(found) is int else ascii(found)
+    return re.escape(f"{what} has version {said}, this acpfs knows {version}: ")
 
 
 def says(version: int) -> str:
@@ -187,3 +203,57 @@ def test_a_bypassed_mount_is_found_whatever_else_is_said_of_it(tmp_path: Path) -
     }
     (tmp_path / "mount.json").write_text(json.dumps(words | {"news": 1}))
     assert _read(tmp_path / "mount.json") == one
+
+
+@pytest.mark.parametrize("found", NONE)
+def test_what_is_no_version_is_not_taken_for_one(
+    tmp_path: Path, directory: BackingDirectory, found: object
+) -> None:
+    """Each reader asks the same function."""
+    Kept(tmp_path / "session", "token").close()
+    facts = tmp_path / "session/facts.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"version": found}))
+    with pytest.raises(RefusedError, match=refuses("", found, KEPT_VERSION)):
+        Kept(tmp_path / "session", "token")
+    assert Kept(tmp_path / "session", "another").former_handles == []
+
+    said = json.loads(NodeRecord("n2", beat=1, clock=1.0, watermark=1.0).to_bytes())
+    del said["sum"]
+    content = json.dumps(said | {"record_version": found}).encode()
+    with pytest.raises(ValueError, match=refuses("its record", found, RECORD_VERSION)):
+        NodeRecord.from_bytes(content)
+    (tmp_path / "backing/.acpfs/nodes").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "backing/.acpfs/nodes/n2").write_bytes(content)
+    assert leftovers._record(directory, b"n2") == {}, "nothing of it is cleared away"
+
+    record = MountState({"mountpoint": "/mnt/a"}).record()
+    assert re.match(
+        refuses("what its supervisor left", found, mount_state.RECORD_VERSION),
+        mount_state.unknown(record | {"version": found}),
+    )
+
+    (tmp_path / "gasp.json").write_text(json.dumps({"version": found}))
+    with pytest.raises(NewerGaspError, match=refuses("gasp.json", found, GASP_VERSION)):
+        read_manifest(tmp_path)
+    sent = json.loads(encode(Sent(Header("job", 1, 1, "rank 3"), Goodbye())))
+    with pytest.raises(NewerError, match=refuses("what rank 3 sends", found, WIRE_VERSION)):
+        decode(json.dumps(sent | {"version": found}).encode())
+
+
+@pytest.mark.parametrize("found", [one for one in NONE if one is not None])
+def test_a_journal_of_no_version_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, found: object
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(journal_frames, "FORMAT", found)
+        data = journal_frames.header({})
+    known = journal_frames.FORMAT
+    with pytest.raises(NewerJournalError, match=refuses("its journal", found, known)):
+        journal_frames.read(data)
+
+
+def test_a_state_of_no_version_is_not_opened(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / STATE_FILE)) as db:
+        db.execute("PRAGMA user_version=-1")
+    with pytest.raises(RefusedError, match=refuses("", -1, HELD_VERSION)):
+        StateDatabase(tmp_path / STATE_FILE, REAL)

@@ -361,7 +361,11 @@ def _exchange_fact(status: show.Json) -> list[tuple[str, str]]:
                 f"{show.size(exchange['given_bytes'])} given; at "
                 f"{show.printable(', '.join(exchange['listens']))}{plain}{ended}"
             ),
-        )
+        ),
+        *(
+            ("", f"{show.printable(node)}: {show.printable(why)}")
+            for node, why in exchange.get("strange", {}).items()
+        ),
     ]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import xxhash
 
-from acpfs.errors import newer
+from acpfs.errors import unknown_version
 from acpfs.ram.state import Statement, storable
 
 FORMAT = 1
@@ -135,10 +135,11 @@ def read(data: bytes) -> tuple[dict[str, Any], Iterator[list[Statement]]]:
         raise DamagedFrameError(msg)
     words = json.loads(first[1:])
     version = words.get("format") if isinstance(words, dict) else None
-    if not isinstance(version, int):
+    if version is None:
         msg = "it says no version"
         raise DamagedFrameError(msg)
-    if why := newer("its journal", version, FORMAT, "mount with the newer acpfs that wrote it"):
+    way_out = "mount with the newer acpfs that wrote it"
+    if why := unknown_version("its journal", version, FORMAT, way_out):
         raise NewerJournalError(why)
     return words, _transactions(payloads)
 
