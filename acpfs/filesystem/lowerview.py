@@ -212,7 +212,9 @@ class LowerView:
             if child is None
             else child.pins or child.checked >= inquiry.serial
         )
-        if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
+        if newer or self._recognition.is_in_doubt(seen, inquiry.serial):
+            return  # who still wants to know asks anew
+        if self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, inquiry)
 
     def is_settled(

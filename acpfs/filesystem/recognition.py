@@ -26,6 +26,11 @@ NAMES_LOOKED_AT_MAX = 16
 tells, and it may have thousands.
 """
 
+LOOKS_AT_CHANGING_MAX = 8
+"""At two names that show one inode number, while the file changes between the looks; each time
+something has to have changed it anew.
+"""
+
 
 class Seen(NamedTuple):
     """What the backing directory says about a name."""
@@ -66,9 +71,18 @@ class Recognition:
         if st is None or stat.S_ISDIR(st.mode) or st.nlink < 2:
             return Seen(st)
         for twin, other in self._elsewhere(st.ino, path):
-            there = self._lstat(other)
-            if there is not None and there.identity() == st.identity():
-                return Seen(st, twin)
+            for _look in range(LOOKS_AT_CHANGING_MAX):
+                there = self._lstat(other)
+                if there is None or there.ino != st.ino:
+                    break
+                if there.identity() == st.identity():
+                    return Seen(st, twin)
+                # Of two names of one file, one look came before a change of it and one after: the
+                # drain gives it a further name, say, which changes its ctime.
+                here = self._lstat(path)
+                if here is None or here.ino != st.ino:
+                    return self._seen(path, here)  # replaced meanwhile
+                st = here
         return Seen(st)
 
     def _lstat(self, path: LowerPath) -> LowerStat | None:
@@ -114,6 +128,16 @@ class Recognition:
         if other is not None and other.lower_ino == st.ino:
             return other
         return same or self._table.found(st)
+
+    def is_in_doubt(self, seen: Seen, asked: int) -> bool:
+        """Whether an answer may be of another name of a node that was looked at since the question
+        (its serial: `asked`), with a change of the file between the two looks: to be asked anew.
+        """
+        st = seen.st
+        if st is None or seen.twin or stat.S_ISDIR(st.mode) or st.nlink < 2:
+            return False
+        since = [node for node in self._table.by_lower(st.ino) if node.checked >= asked]
+        return bool(since) and all(node.identity != st.identity() for node in since)
 
     def _seen_meanwhile(self, st: LowerStat, asked: int) -> Node | None:
         """The node of which another name was looked at since, as those of one listing are; `asked`:

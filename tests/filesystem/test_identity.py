@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import trio
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat, lstat_each
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT
 from tests.filesystem.held_call import HeldCall
@@ -131,6 +132,64 @@ def test_hard_links_on_the_backing_directory_are_one_file(tmp_path: Path) -> Non
             await rewritten(w, "b", b"two")
             assert contents(w.backing) == {"a": b"two", "b": b"two"}
             assert (w.backing / "a").stat().st_ino == (w.backing / "b").stat().st_ino
+
+    trio.run(main)
+
+
+class ChangedAfterLook(BackingDirectory):
+    """A file changes right after each of some looks at a name of the top: its ctime is another."""
+
+    changes = 0
+    """That are left."""
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        st = super().lstat(path)
+        self._change(path)
+        return st
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        found = lstat_each(super().lstat, directory, names[:1])
+        if names[:1] == [b"a"]:
+            self._change((b"a",))
+        return found + super().lstat_many(directory, names[1:])
+
+    def _change(self, path: LowerPath) -> None:
+        if self.changes and path == (b"a",):
+            self.changes -= 1
+            place = os.fsdecode(self.path) + "/a"
+            before = os.stat(place).st_ctime_ns
+            while os.stat(place).st_ctime_ns == before:  # the kernel's clock of files is coarse
+                os.chmod(place, 0o600 if os.stat(place).st_mode & 0o040 else 0o640)
+
+
+@pytest.mark.clause("S190", "S36")
+@pytest.mark.parametrize("listed", [False, True])
+def test_hard_links_are_one_file_though_it_changes_between_two_looks(
+    tmp_path: Path, *, listed: bool
+) -> None:
+    """Also where the drain gives it one more name meanwhile, which changes its ctime."""
+
+    async def main() -> None:
+        async with world(tmp_path, hold=False, make_lower=ChangedAfterLook, attr_timeout_s=0) as w:
+            assert isinstance(w.lower, ChangedAfterLook)
+            (w.backing / "a").write_bytes(b"one")
+            os.link(w.backing / "a", w.backing / "b")
+            w.lower.changes = 1
+            inos = []
+            if listed:  # both names are looked at together
+                handle = await w.do(w.fs.opendir(ROOT))
+                entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
+                await w.do(w.fs.releasedir(handle))
+                shown = [one.attributes for one in entries if one.name in (b"a", b"b")]
+                inos = [one.ino for one in shown if one is not None]
+            else:  # who has it open keeps its node
+                first = await w.do(w.fs.lookup(ROOT, b"b"))
+                await w.do(w.fs.open(first.ino, os.O_RDONLY, CALLER))
+            inos += [(await w.do(w.fs.lookup(ROOT, name))).ino for name in (b"a", b"b")]
+            assert not w.lower.changes
+            assert len(set(inos)) == 1
+            await rewritten(w, "b", b"two")
+            assert contents(w.backing) == {"a": b"two", "b": b"two"}
 
     trio.run(main)
 
