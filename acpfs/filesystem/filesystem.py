@@ -170,12 +170,14 @@ class FileSystem:
         Without a takeover nobody has it open now, and the kernel does not know it.
         """
         if not node.names and node.ino != ROOT:
-            # deleted, or never named: nobody else will ask for what it had
-            self._parts.changes.let_go_of_half(node)
+            # deleted, or never named: nobody else will ask for what it had, but for what was logged
+            # behind it, where its last RELEASE was under way: `finish_outgrown` goes on with that
+            if not (self._parts.kept.taken_over and self._was_closed(node)):
+                self._parts.changes.let_go_of_half(node)
         elif node.kernel_writers:
             self._parts.contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
         elif node.body.modified and not node.handles:
-            if self._parts.kept.taken_over and not node.interrupted and not node.body.failed:
+            if self._parts.kept.taken_over and self._was_closed(node):
                 self._parts.changes.freeze(node)  # its last RELEASE was under way
             else:
                 self._parts.contents.interrupt(node)
@@ -188,6 +190,11 @@ class FileSystem:
             self._parts.contents.retention.settle_again(node)
         self._parts.finish_outgrown(node)
         self._view.reap(node)
+
+    @staticmethod
+    def _was_closed(node: Node) -> bool:
+        """Whether nobody has it open, and nobody who had was killed or failed."""
+        return not (node.handles or node.interrupted or node.body.failed)
 
     def watch_outside(
         self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]

@@ -20,6 +20,7 @@ from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
 from acpfs.types import ROOT, Ino
+from acpfs.writeback.log.ops import OpKind
 from tests.filesystem.test_hold import BUDGET, Kernel, run
 from tests.filesystem.test_outgrown import MIB, patterned
 from tests.filesystem.test_slow_backing import until
@@ -268,3 +269,48 @@ def test_a_file_that_was_closed_is_stored_in_its_place_though_its_name_is_gone(
 
     run(tmp_path, scenario, closing=closing)
     assert stored == [b"big"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_next_worker_stores_it_in_its_place_where_it_was_just_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+) -> None:
+    """The worker dies while it brings the rest of it to the staging file. `is_killed`: so was its
+    writer, and then it is a half, that nobody waits for.
+    """
+    is_refused: list[bool] = []
+
+    def refused(*_arguments: object) -> None:
+        is_refused.append(True)
+        raise OSError(errno.EIO, "not yet")
+
+    async def main() -> None:
+        async with (
+            world(
+                tmp_path, budget_bytes=BUDGET, unknown_bytes=0, closing=closing, session="s"
+            ) as w,
+            trio.open_nursery() as nursery,
+        ):
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            _ino, opened, data = await outgrown(w, Kernel(w))
+            await w.do(w.fs.fsync(opened.handle, False))
+            await save(w, b"between", NEW)
+            await w.do(w.fs.unlink(ROOT, b"big"))
+            if is_killed:
+                os.pwrite(opened.backing_fd, b"x", len(data))
+            with monkeypatch.context() as patched:
+                patched.setattr(w.inner.outgrown, "_complete", refused)
+                w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+                nursery.start_soon(w.close, opened, KILLED if is_killed else 1)
+                await until(lambda: is_killed or bool(is_refused))
+                nursery.cancel_scope.cancel()
+        async with world(tmp_path, budget_bytes=BUDGET, session="s") as w:
+            await until(lambda: not any(op.unsealed for op in w.log))
+            with w.fs.lock:
+                stored = [op.name for op in w.log if op.kind is OpKind.STORE]
+            assert stored == ([b"between"] if is_killed else [b"big", b"between"])
+            await nothing_left(w)
+            assert not (w.backing / "big").exists()
+            assert (w.backing / "between").read_bytes() == NEW
+
+    trio.run(main)
