@@ -250,6 +250,13 @@ class WhenKilled(str, Enum):
     """It is published as far as it was written."""
 
 
+class Adopt(str, Enum):
+    """When this mount drains what it holds of a node that is lost."""
+
+    AUTO = "auto"
+    ASKED = "asked"
+
+
 class SpillMode(str, Enum):
     """What goes to the spill directory."""
 
@@ -547,11 +554,20 @@ class Settings:
     """What fails together with this mount, as a rack's name (S581): copies are held by members with
     another one; default: the host.
     """
+    adopt: Adopt = Adopt.AUTO
+    """When this mount drains what it holds of a node that is lost (S613): auto, by itself where
+    `acpfs doctor BACKING --second DIR` has seen that the storage refuses late calls, or asked, only
+    when `acpfs-ctl adopt` says that the node is off.
+    """
     adopts: Annotated[
         str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))
     ] = None
     """Drain the log of another node, which is `node_id`, as the node of this name, which holds its
     copy (S587): what `acpfs-ctl adopt` mounts with, and nobody else.
+    """
+    adopts_alone: bool = False
+    """As `adopts`, where nobody has said that the node is off: refused where it may have begun what
+    no fence stops. The mount itself sets it, and nobody else.
     """
     peer_encryption: bool = True
     """Encrypt what members send each other; without, on a network that is the job's own, they still

@@ -117,6 +117,13 @@ class BackingDirectory(OwnFiles):
         self._entries.terms.take_over()
 
     @property
+    def taken_over_by(self) -> str:
+        """The member that has claimed the log of this one, as far as a call has found that out; "":
+        none.
+        """
+        return self._entries.terms.taken_over_by
+
+    @property
     def descriptor(self) -> int:
         """Of the top, to be kept for the next worker."""
         return self._root_fd

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from acpfs.runtime.chance import Chance
 
+NOTED_AT = b"late-calls"
+"""Below `.acpfs`: what was found, for whoever would adopt a log there (`note`)."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _REFUSED = frozenset({errno.ENOENT, errno.ESTALE})
 
@@ -78,6 +81,19 @@ def try_late_calls(first: Path, second: Path, chance: Chance) -> LateCalls:
             if number and number not in _REFUSED
         ),
     )
+
+
+def note(backing: Path, found: LateCalls, at: float) -> None:
+    """Have members know it. `at`: wall clock.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = backing / ".acpfs" / os.fsdecode(NOTED_AT)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    said = {"refused": found.are_refused, "at": at}
+    _write(temporary, json.dumps(said).encode() + b"\n")
+    temporary.rename(place)
 
 
 def _fence(there: Path) -> None:

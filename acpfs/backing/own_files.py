@@ -42,6 +42,7 @@ class OwnFiles:
         self.clock = runtime.clock
         self._entries = Entries(root_fd, node_id, runtime, by)
         self._features = Features()
+        self._is_fenced = False
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()
 
@@ -52,6 +53,12 @@ class OwnFiles:
             call.progress()
         with self._calls_lock:
             self._calls[label] += times
+
+    def fence_own_files(self) -> None:
+        """From now on what is written here comes through the staging directory, so that it is
+        refused, however late it comes, when somebody has taken the log over (`backing.terms`).
+        """
+        self._is_fenced = True
 
     # -- staging areas
 
@@ -115,13 +122,27 @@ class OwnFiles:
                     file.write(content)
                     file.flush()
                     os.fsync(fd)
-                os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+                self._put_own(temporary, name, dir_fd)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=dir_fd)
                 raise
         if self._features.fsync_directory:
             self._sync_own(path[:-1])
+
+    def _put_own(self, temporary: bytes, name: bytes, dir_fd: int) -> None:
+        if not self._is_fenced:
+            os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            return
+        # both calls name the staging directory, which a later term removes
+        with self._entries.parent((*self._entries.staging, temporary)) as (staging_fd, _name):
+            os.rename(temporary, temporary, src_dir_fd=dir_fd, dst_dir_fd=staging_fd)
+            try:
+                os.rename(temporary, name, src_dir_fd=staging_fd, dst_dir_fd=dir_fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=staging_fd)
+                raise
 
     def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
         """Write over a text in place, where it is there and large enough, filled up with blanks:

@@ -141,6 +141,12 @@ class NodeTerms:
                 self._take_up()
             return name_in_term(self._node, self._term)
 
+    @property
+    def taken_over_by(self) -> str:
+        """Who has claimed the log, as far as that was found out; "": nobody else."""
+        superseded = self._superseded
+        return "" if superseded is None else superseded.by
+
     def begin(self) -> None:
         """At a mount: go on in the newest term, in which its owner may have been killed at any
         line, or begin the first one.

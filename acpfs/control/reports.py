@@ -175,6 +175,10 @@ class CopiesReport:
     """Operations up to this number would be drained from there; what follows would be lost with
     this node.
     """
+    taken_over_by: str | None
+    """The node that has adopted the copy, as this one was silent: it drains it, or has, and nothing
+    is committed from here any more.
+    """
     behind_files: int
     """Files that have no copy yet, and `behind_bytes` their sizes: what would be lost now, with
     what was done after it.
@@ -211,6 +215,8 @@ class HeldCopyReport:
     """Since it was heard of last."""
     claimed: bool
     """Its log was claimed: nothing more is taken."""
+    adoption: str | None = None
+    """Since it is silent: that its log is adopted, or why that waits for `acpfs-ctl adopt`."""
 
 
 @dataclass(frozen=True, slots=True)

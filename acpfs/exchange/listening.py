@@ -201,9 +201,16 @@ class Listening:
         try:
             if answer.fds:
                 _write_all(answer.fds[0], buffer, position)
-            link.send(_told(answer))
         finally:
             answer.close()
+        if answer.fds:
+            # the log may have been claimed since there was room: who adopts it has read what was
+            # there by then, so what came after that is not told to be held
+            wrote = {"what": "wrote", "session": said.get("session")}
+            counts = self._ask({"do": "hold", "from": node, "said": wrote}, HOLD_S)
+            link.send(_refusal("it does not answer itself") if counts is None else _told(counts))
+        else:
+            link.send(_told(answer))
 
     # -- giving
 

@@ -55,13 +55,15 @@ def salvage(
     journal: Path,
     target: Path,
     size_of: Callable[[str], int],
+    look: Callable[[sqlite3.Connection], None] = lambda _db: None,
 ) -> Salvaged:
     """Make the state database `target` from a journal.
 
     `read_into`: makes an empty database the state that the journal has. `journal`: where that is,
     for people.
 
-    `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
+    `size_of`: bytes of a copy in the spill directory, -1 when it is not there. `look`: at the state
+    before anything is changed; what it raises comes through.
 
     Raises:
         RefusedError: a newer acpfs wrote the journal.
@@ -76,6 +78,7 @@ def salvage(
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("BEGIN")
         migrate(db, HELD_VERSION, journal)
+        look(db)
         found = _Salvage(db, size_of).run()
         db.execute(f"PRAGMA user_version={STATE_VERSION}")
         db.execute("COMMIT")

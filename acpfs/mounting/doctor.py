@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.late_calls import LateCalls, try_late_calls
+from acpfs.backing.late_calls import LateCalls, note, try_late_calls
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Transport
 from acpfs.errors import AcpfsError, MachineError
@@ -35,7 +35,7 @@ from acpfs.mounting.checks import (
 )
 from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
-from acpfs.ram.mounts import mount_tmpfs, unmount
+from acpfs.ram.mounts import LOCAL, kind_at, mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES, SMALL_PAGES
 from acpfs.runtime.real import real_runtime
 from acpfs.transport.native.device import Device
@@ -455,6 +455,19 @@ def _backing(backing: Path) -> list[Finding]:
     return [*findings, *(_inherited_acls() if report.features.acls else []), _locks()]
 
 
+def _is_another_client(first: Path, second: Path) -> bool:
+    """Whether what `second` does is not known to the client of `first` beforehand, or there are no
+    clients: a local file system.
+    """
+    if os.stat(first).st_dev != os.stat(second).st_dev:
+        return True
+    fd = os.open(first, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return kind_at(fd) in LOCAL
+    finally:
+        os.close(fd)
+
+
 def _late_calls(backing: Path, second: Path | None) -> list[Finding]:
     """Whether a node's log could be taken over there, with what its storage client still holds."""
 
@@ -463,7 +476,10 @@ def _late_calls(backing: Path, second: Path | None) -> list[Finding]:
         if _lacking(os.statvfs(backing)):
             return None
         try:
-            return try_late_calls(backing, second or backing, real_runtime().chance)
+            found = try_late_calls(backing, second or backing, real_runtime().chance)
+            if second is not None and _is_another_client(backing, second):
+                note(backing, found, real_runtime().clock.wall())
+            return found
         finally:
             _tidy(backing / ".acpfs")
 

@@ -53,6 +53,7 @@ from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.worker import exchanging, mirroring
+from acpfs.worker.adoption_watch import AdoptionWatch, SilentNodes, adopted_by_command
 from acpfs.worker.bugs import end_by_bug
 from acpfs.worker.exchanging import MemberDirectory, Reached
 from acpfs.worker.held_copies_watch import HeldCopiesWatch
@@ -115,6 +116,7 @@ class Parts:
     given: Runtime
     started_at: float = field(init=False)
     holding_watch: HeldCopiesWatch = field(init=False)
+    adopting: AdoptionWatch = field(init=False)
     anchor: Anchor = field(init=False)
     fs: FileSystem = field(init=False)
 
@@ -122,6 +124,16 @@ class Parts:
         self.started_at = self.given.clock.wall()
         self.fs = FileSystem(self.inner)
         self.holding_watch = HeldCopiesWatch(self.holding, self.directory, self.given)
+        silent = SilentNodes(self.cluster, self.exchange, self.fs.lock, self.settings)
+        self.adopting = AdoptionWatch(
+            self.settings,
+            self.identity.node_id,
+            self.holding,
+            self.directory,
+            silent,
+            partial(adopted_by_command, self.settings.mountpoint, self.runtime),
+            self.given,
+        )
         self.anchor = Anchor(self.directory, self.identity.volume_id)
 
     def warnings(self) -> list[str]:
@@ -149,6 +161,7 @@ class Parts:
         orphans = self._orphans()
         self.prefault.close()
         self.scrubbing.close()
+        self.adopting.close()
         self.holding_watch.close()
         if self.inner.spill is not None:  # before what it may be spoken to by
             mirroring.take_apart(
@@ -202,11 +215,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
             or a newer acpfs.
     """
     with ExitStack() as undo, _state_named(runtime):
-        directory, identity, probed = (
-            _kept_lower(settings, link, given)
-            if link.knows_lower
-            else _lower(settings, runtime, link, given)
-        )
+        directory, identity, probed = _opened_lower(settings, runtime, link, given)
         undo.callback(identity.release)
         place = _take_place(settings, runtime, identity, link)
         undo.callback(places.let_go, place)
@@ -573,6 +582,19 @@ def _nested(path: LowerPath) -> str:
         "order between those and this one, "
         "and no pointer waits for the other's files"
     )
+
+
+def _opened_lower(
+    settings: Settings, runtime: Path, link: Link, given: Runtime
+) -> tuple[BackingDirectory, Identity, ProbeReport]:
+    found = (
+        _kept_lower(settings, link, given)
+        if link.knows_lower
+        else _lower(settings, runtime, link, given)
+    )
+    if settings.copies or settings.adopts is not None:  # somebody may take the log over
+        found[0].fence_own_files()
+    return found
 
 
 def _kept_lower(

@@ -26,6 +26,7 @@ from acpfs.ram.place import Place
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import forget
 from acpfs.runtime.chance import Chance
+from acpfs.writeback.adopting.under_way import not_fenced, sentence
 from acpfs.writeback.copies import on_disk, on_storage
 from acpfs.writeback.copies.held_copies import ABOUT
 from acpfs.writeback.copies.journal_frames import DamagedFrameError, NewerJournalError
@@ -144,17 +145,10 @@ def recover(
 
     within(BACKING_WAIT_S, complaint, look_for_mark)
     if not marks:
+        if settings.adopts_alone:
+            raise RefusedError(f"nothing that is held of {identity.node_id} counts any more")
         return
-    if "holder" in marks[0] and not _is_adopted(settings, marks[0]):
-        raise RefusedError(
-            f"what the last mount did not drain is held by node {marks[0]['holder']}, in its RAM: "
-            f"`acpfs-ctl adopt {identity.node_id}` there drains it; {way_out}"
-        )
-    if not marks[0].keys() & _PLACES:
-        raise RefusedError(
-            "what the last mount did not drain is in a place of which this acpfs does not know: "
-            f"mount with the acpfs that left it; {way_out}"
-        )
+    _check_place(settings, identity, marks[0], way_out)
     told = f"what the last mount did not drain is mirrored in {marks[0].get('spill', '?')}"
     if settings.spill is None or not _is_mirror(settings):
         raise RefusedError(f"{told}: mount with --spill and --spill-mode mirror; {way_out}")
@@ -165,7 +159,7 @@ def recover(
 
     def look() -> None:
         try:
-            found.append(_salvaged(lower, identity, state, directory, marks[0]))
+            found.append(_salvaged(settings, lower, identity, state, directory, marks[0]))
         except (NoJournalError, NewerJournalError) as why:
             raise RefusedError(f"{told}, and {why}; {way_out}") from why
         except (sqlite3.Error, DamagedFrameError) as error:
@@ -181,12 +175,33 @@ def recover(
     _tell(found[0], place)
 
 
+def _check_place(
+    settings: Settings, identity: Identity, mark: dict[str, str], way_out: str
+) -> None:
+    """Whether this mount may read what the mark names."""
+    if "holder" in mark and not _is_adopted(settings, mark):
+        raise RefusedError(
+            f"what the last mount did not drain is held by node {mark['holder']}, in its RAM: "
+            f"`acpfs-ctl adopt {identity.node_id}` there drains it; {way_out}"
+        )
+    if not mark.keys() & _PLACES:
+        raise RefusedError(
+            "what the last mount did not drain is in a place of which this acpfs does not know: "
+            f"mount with the acpfs that left it; {way_out}"
+        )
+
+
 class NoJournalError(Exception):
     """The journal that the mark names is not in the spill directory."""
 
 
 def _salvaged(
-    lower: Lower, identity: Identity, state: Path, directory: SpillDirectory, mark: dict[str, str]
+    settings: Settings,
+    lower: Lower,
+    identity: Identity,
+    state: Path,
+    directory: SpillDirectory,
+    mark: dict[str, str],
 ) -> Salvaged:
     """Of the journal that the mark names, with the copies in that directory."""
     token = mark.get("token", "")
@@ -202,7 +217,17 @@ def _salvaged(
         journal = directory.path / on_disk.log_name(token)
         read_into = partial(on_disk.read_into, directory.path, token)
     forget(state)
-    return salvage(read_into, journal, state, directory.size)
+    look = partial(_check_fenced, identity.node_id) if settings.adopts_alone else _nothing
+    return salvage(read_into, journal, state, directory.size, look)
+
+
+def _nothing(_db: sqlite3.Connection) -> None:
+    """Whoever asked for it knows that the node is off."""
+
+
+def _check_fenced(node: str, db: sqlite3.Connection) -> None:
+    if found := not_fenced(db):
+        raise RefusedError(f"{node} is not adopted without being asked: {sentence(found)}")
 
 
 def _is_adopted(settings: Settings, mark: dict[str, str]) -> bool:

@@ -113,7 +113,8 @@ def copies_report(parts: Parts, fs: FileSystemStatistics) -> CopiesReport | None
     spill = fs.spill
     if spill is None or spill.mirror is None or fs.unmirrored is None or parts.inner.spill is None:
         why = "no member can be reached"
-        return CopiesReport("off", why, None, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        taken_over = parts.directory.taken_over_by or None
+        return CopiesReport("off", why, None, 0, taken_over, 0, 0, 0, 0, 0, 0, 0, 0)
     behind = fs.unmirrored
     place = parts.inner.spill.directory
     why = spill.mirror.why
@@ -127,6 +128,7 @@ def copies_report(parts: Parts, fs: FileSystemStatistics) -> CopiesReport | None
         why or None,
         holder or None,
         behind.until,
+        parts.directory.taken_over_by or None,
         behind.files,
         behind.bytes,
         spill.mirror.pending_transactions,
@@ -141,7 +143,15 @@ def copies_report(parts: Parts, fs: FileSystemStatistics) -> CopiesReport | None
 def held_reports(parts: Parts) -> list[HeldCopyReport]:
     """For `status`."""
     return [
-        HeldCopyReport(one.origin, one.files, one.bytes, one.until, one.silent_s, one.is_frozen)
+        HeldCopyReport(
+            one.origin,
+            one.files,
+            one.bytes,
+            one.until,
+            one.silent_s,
+            one.is_frozen,
+            parts.adopting.told(one.origin) or None,
+        )
         for one in parts.holding.statistics()
     ]
 

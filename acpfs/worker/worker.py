@@ -346,6 +346,7 @@ class Worker:
         if self._parts.exchange is not None:
             self._parts.exchange.begin()
             self._parts.holding_watch.begin()
+            self._parts.adopting.begin()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)

@@ -53,6 +53,8 @@ class GivingMember:
         """Whose key it takes: as records have it."""
         self.is_same = True
         self.gives = True
+        self.is_claimed = False
+        """When bytes are there that it is to hold."""
         self.holds: threading.Event | None = None
         """Loans wait for it."""
         self.ended: list[int] = []
@@ -88,6 +90,12 @@ class GivingMember:
                 threading.Thread(target=self._lend, args=(message, reply), daemon=True).start()
             case "same":
                 reply({"same": self.is_same})
+            case "room":
+                fd = os.open(self.path, os.O_WRONLY)
+                reply({"ok": True}, [fd])
+                os.close(fd)
+            case "hold":
+                reply({"refused": "claimed"} if self.is_claimed else {"ok": True})
             case "end":
                 self.ended.append(message["loan"])
             case "speaks":

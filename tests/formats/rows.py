@@ -109,6 +109,10 @@ ROWS = {
         older=("formats/test_forms::test_a_claim_is_whose_it_says_and_else_nobodys",),
         newer=("formats/test_forms::test_a_claim_is_whose_it_says_and_else_nobodys",),
     ),
+    "what late calls do on this storage": Row(
+        older=("exchange/test_closed_sessions::test_a_note_is_read_or_nothing_is_known",),
+        newer=("exchange/test_closed_sessions::test_a_note_is_read_or_nothing_is_known",),
+    ),
     "mark of a mirror": Row(
         older=(
             LEFT,

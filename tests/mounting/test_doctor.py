@@ -93,14 +93,28 @@ def test_a_kernel_that_lacks_things_is_told_with_what_it_costs(tmp_path: Path) -
     assert "sysctl fs.fuse.max_pages_limit" in found["requests"]["text"]
 
 
-def late_calls(backing: Path, second: Path | None = None) -> tuple[str, str]:
+NOTE = "late-calls"
+
+
+def late_calls_through(backing: Path, second: Path | None) -> tuple[str, str]:
     (found,) = (
         finding
         for finding in doctor.examine(backing, second=second)
         if finding.subject == "late calls"
     )
-    assert not (backing / ".acpfs").exists()
     return found.verdict, found.text
+
+
+def late_calls(backing: Path, second: Path | None = None) -> tuple[str, str]:
+    verdict, text = late_calls_through(backing, second)
+    left = sorted(path.name for path in backing.glob(".acpfs/*"))
+    assert left == ([] if second is None or verdict == "bad" else [NOTE])
+    return verdict, text
+
+
+def noted(backing: Path) -> bool:
+    """What members are told of that storage."""
+    return bool(json.loads((backing / ".acpfs" / NOTE).read_bytes())["refused"])
 
 
 def set_aside(there: Path) -> None:
@@ -110,7 +124,7 @@ def set_aside(there: Path) -> None:
     os.rename(there / "earlier", there / "aside")
 
 
-@pytest.mark.clause("S555")
+@pytest.mark.clause("S555", "S614")
 def test_whether_late_calls_are_refused_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,10 +140,12 @@ def test_whether_late_calls_are_refused_is_tried(
     try:
         verdict, text = late_calls(backing, second)
         assert (verdict, f"made through {second}" in text) == ("ok", True)
+        assert noted(backing)
         # As a storage would answer for which a removed directory goes on.
         monkeypatch.setattr(late, "_fence", set_aside)
         verdict, text = late_calls(backing, second)
         assert (verdict, "a store" in text) == ("note", False)
+        assert not noted(backing)
         assert "carried out: a removal, a new file" in text
         # And one for which the file that was moved is where it was.
         monkeypatch.setattr(late, "_fence", lambda _there: None)
@@ -146,6 +162,15 @@ def test_late_calls_of_a_fuse_client_are_tried_against_the_storage_below(
 ) -> None:
     verdict, text = late_calls(fault_fs.path, fault_fs.source)
     assert verdict == "ok", text
+    assert noted(fault_fs.path)
+
+
+@pytest.mark.clause("S614")
+def test_the_same_client_of_a_network_s_storage_proves_nothing(fault_fs: FaultFs) -> None:
+    """It knows what it removed itself, and asks no server."""
+    verdict, _text = late_calls_through(fault_fs.path, fault_fs.path / ".")
+    assert verdict == "ok"
+    assert not (fault_fs.path / ".acpfs").exists()
 
 
 def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:

@@ -31,11 +31,16 @@ ASKS = (
 @click.command("adopt")
 @click.argument("node")
 @click.option("--is-off", is_flag=True, help="NODE is off, or was started anew: do not ask.")
+@click.option(
+    "--alone",
+    is_flag=True,
+    help="Nobody knows whether NODE is off: refuse what could be undone then. Mounts run it so.",
+)
 @TIMEOUT_OPTION
 @JSON_OPTION
 @click.pass_obj
 def command(
-    target: Target, node: str, is_off: bool, timeout_s: float | None, as_json: bool
+    target: Target, node: str, is_off: bool, alone: bool, timeout_s: float | None, as_json: bool
 ) -> None:
     """Drain what this mount holds of NODE, which is lost for good with what it had not persisted.
 
@@ -44,7 +49,7 @@ def command(
     Exit code 5: it lives, or nothing is held of it here that counts. Code 4: not in time; the same
     command goes on.
     """
-    if not is_off:
+    if not (is_off or alone):
         click.confirm(ASKS.format(node=node), abort=True)
     record = target.record()
     try:
@@ -68,9 +73,10 @@ def _adopt(
         with contextlib.suppress(NotMountedError):  # what an adopter that was killed has left
             umount(str(place), timeout_s, leave=False)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _mount(found, place)
+        _mount(found, place, alone=alone)
     umount(str(place), timeout_s, leave=False)
-    place.rmdir()
+    with contextlib.suppress(FileNotFoundError):  # another one that was given at the same time
+        place.rmdir()
     ask(record, "adopted", {"node": node}, as_json=as_json)
 
 
@@ -79,7 +85,7 @@ def _is_mounted(place: Path) -> bool:
     return any(one.mountpoint == name and one.alive for one in registry.records())
 
 
-def _mount(found: show.Json, place: Path) -> None:
+def _mount(found: show.Json, place: Path, *, alone: bool) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -90,6 +96,7 @@ def _mount(found: show.Json, place: Path) -> None:
             str(place),
             *("--node-id", found["node"]),
             *("--adopts", found["by"]),
+            *(["--adopts-alone"] if alone else []),
             *("--spill", found["spill"]),
             *("--spill-mode", "mirror"),
             *("--runtime-dir", found["runtime_dir"]),

@@ -295,6 +295,8 @@ def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
         )
     for one in status.get("held", ()):
         claimed = ", claimed" if one["claimed"] else ""
+        if one.get("adoption"):
+            claimed += f"; {show.printable(one['adoption'])}"
         facts.append(
             (
                 "held",
@@ -309,6 +311,12 @@ def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
 
 def _at_stake(copies: show.Json) -> str:
     """What the loss of this node would take."""
+    if copies["taken_over_by"]:
+        by = show.printable(copies["taken_over_by"])
+        return (
+            f"this node was silent, and {by} has adopted what is copied: nothing is committed from "
+            f"here any more, and what was closed after operation {copies['until']} is here only"
+        )
     if copies["state"] == "away" or (copies["state"] != "on" and copies["holder"]):
         return (
             f"what it has can be adopted; {copies['behind_files']} files "

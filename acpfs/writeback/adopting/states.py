@@ -4,7 +4,8 @@ Pure: tables and decisions, no call, no clock, nothing that is kept. `tests/adop
 every interleaving of origin, holders and a late storage with these very functions, so a change here
 is proved or refused there. docs/internals/terms.md has the words and the argument.
 
-Only that model calls them yet: copies and adoption come later.
+`may_claim` is what `worker.adoption_watch` goes by. The rest is the model's alone: the protocol
+that it walks through fences names, too, and has notes where the product has the journal.
 """
 
 from __future__ import annotations

@@ -207,6 +207,8 @@ class HeldCopies:
             return self._whole(session, _name(said.get("name")), size)
         if what == "remove":
             return self._remove(session, said.get("names"))
+        if what == "wrote":
+            return {"ok": True}  # it still takes what comes: nobody has claimed the log meanwhile
         if what == "clock":
             return self._hear_clock(session, said.get("clock"))
         if what == "release":
@@ -362,6 +364,13 @@ class HeldCopies:
             session.is_frozen = True
             self._write_about(session)
             return session.path
+
+    def unclaim(self, origin: str) -> None:
+        """Nobody has claimed its log after all: it may go on with what is held."""
+        with self._lock:
+            for one in self._of(origin):
+                one.is_frozen = False
+                self._write_about(one)
 
     def claimed(self, origin: str) -> list[str]:
         """Sessions of an origin whose log is claimed."""

@@ -27,6 +27,10 @@ from acpfs.writeback.copies.on_storage import StoredJournals
 
 AWAY_S = 30.0
 """A holder that was too slow, and did not lose its connection, gets a journal again after that."""
+FENCED = {"fenced": "1"}
+"""In the mark: what this node still does after a claim is refused, or was told before it began
+(`backing.own_files`, `adopting.under_way`); not in that of an older acpfs.
+"""
 ON_STORAGE = "storage"
 """In the mark: where the journal is, if not at the holder."""
 
@@ -213,5 +217,6 @@ class MemberJournals:
             is_stored = token in self._tokens
             counting = self._counting
         if is_stored:
-            return {**({} if counting is None else counting.told()), "journal": ON_STORAGE}
-        return self._place.session_of(token).told()
+            told = {} if counting is None else counting.told()
+            return {**told, **FENCED, "journal": ON_STORAGE}
+        return {**self._place.session_of(token).told(), **FENCED}

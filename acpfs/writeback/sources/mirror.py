@@ -58,6 +58,7 @@ class Patience:
     rest_s: float
     """After that, until the journal is begun anew."""
     complaint: str
+    repeatable: frozenset[OpKind] = REPEATABLE
     waits_for_next: bool = False
     """Whether the drain waits, within `wait_s` of a failure, for the next journal: it comes sooner
     than a disk is mended, and what counts as copied does so until the mark is withdrawn.
@@ -76,6 +77,9 @@ HOLDER_PATIENCE = Patience(
     0.5,
     "the copy at another member is behind: what is not drained would not survive the loss of this "
     "node",
+    # whoever adopts knows of each other one that it was begun, before it is: what a fence does not
+    # stop may be under way yet then
+    repeatable=frozenset({OpKind.STORE}),
     waits_for_next=True,
 )
 
@@ -446,7 +450,7 @@ class Mirror:
             return True
         if (
             self._unknown_alone
-            or op.kind not in REPEATABLE
+            or op.kind not in self._patience.repeatable
             or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX
         ):
             return True
@@ -457,7 +461,7 @@ class Mirror:
     def _note(self, op: Op) -> None:
         self._unknown_nodes.add(op.ino)
         self._unknown_names.update(op.touches())
-        self._unknown_alone = op.kind not in REPEATABLE
+        self._unknown_alone = op.kind not in self._patience.repeatable
 
     def _sync(self, token: str) -> bool:
         with self._changed:

@@ -1,0 +1,74 @@
+"""What a node writes of itself below `.acpfs`, when somebody has claimed its log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.syscalls import Opener
+from acpfs.backing.terms import NodeTerms, SupersededError
+from tests.rig.runtime import REAL
+
+clause = pytest.mark.clause
+MARK = (b"mirrors", b"n1")
+
+
+def claimed(backing: Path) -> None:
+    """By another member, which has fenced all before."""
+    NodeTerms(Opener(os.open(backing, os.O_RDONLY | os.O_DIRECTORY)), "n1", REAL, "n7").take()
+
+
+@clause("S610")
+def test_nothing_is_written_after_a_claim(tmp_path: Path) -> None:
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.fence_own_files()
+    directory.write_own(MARK, b"first")
+    assert directory.taken_over_by == ""
+    claimed(tmp_path)
+    for _again in range(2):
+        with pytest.raises(SupersededError) as caught:
+            directory.write_own(MARK, b"second")
+        assert caught.value.errno == errno.ESTALE
+    assert directory.read_own(MARK) == b"first"
+    assert directory.taken_over_by == "n7"
+    assert sorted(tmp_path.glob(".acpfs/mirrors/.*")) == []  # and nothing lies around of it
+
+
+@clause("S610")
+def test_what_comes_between_two_of_its_calls_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim comes when all is written, and only the last call is left."""
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.fence_own_files()
+    directory.write_own(MARK, b"first")
+    real = os.rename
+    renames = []
+
+    def rename(source: bytes, target: bytes, **places: int) -> None:
+        renames.append(target)
+        if target == b"n1" and len(renames) == 2:
+            claimed(tmp_path)
+        real(source, target, **places)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(SupersededError):
+        directory.write_own(MARK, b"second")
+    assert directory.read_own(MARK) == b"first"
+    assert directory.taken_over_by == "n7"
+
+
+@clause("S610")
+def test_the_next_term_of_ones_own_loses_nothing(tmp_path: Path) -> None:
+    """Somebody has removed the staging directory, and the node is alone."""
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.fence_own_files()
+    directory.write_own(MARK, b"first")
+    (tmp_path / ".acpfs/staging/n1").rmdir()
+    directory.write_own(MARK, b"second")
+    assert directory.read_own(MARK) == b"second"
+    assert directory.taken_over_by == ""
