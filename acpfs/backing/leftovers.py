@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
+from acpfs.backing.lower import ASIDE_PREFIX, Lower, LowerPath
 from acpfs.backing.member_records import RECORD_VERSION, NodeRecords, NodeState
 from acpfs.backing.terms import node_and_term
 from acpfs.errors import unknown_version
@@ -231,10 +231,15 @@ def _remove(
         _remove_directories(directory, node, area)
     directory.remove_own((b"areas", node))
     directory.remove_claims(node)
-    for name in directory.list_own((JOURNALS,)):
-        if name.partition(b"+")[0] == node:
-            directory.remove_own((JOURNALS, name))
+    forget_journals(directory, node)
     _remove_directories(directory, node, ())
+
+
+def forget_journals(lower: Lower, node: bytes) -> None:
+    """None of a node's counts any more."""
+    for name in lower.list_own((JOURNALS,)):
+        if name.partition(b"+")[0] == node:
+            lower.remove_own((JOURNALS, name))
 
 
 def _remove_directories(directory: BackingDirectory, node: bytes, area: LowerPath) -> None:

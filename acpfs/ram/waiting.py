@@ -166,7 +166,7 @@ class Turns:
         now = self._clock.now()
         if now >= self._purge_at:
             self._purge(now)
-        writer = applicant.pid or -applicant.ino
+        writer = _writer(applicant)
         had = self._had.get(writer)
         turn = self._time
         if had is not None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from acpfs.backing.identity import Identity, has_node_id
+from acpfs.backing.leftovers import forget_journals
 from acpfs.backing.lower import Lower
 from acpfs.config import Settings, SpillMode
 from acpfs.errors import MachineError, RefusedError
@@ -291,7 +292,7 @@ def take_apart(spill: Spill, lower: Lower, node: str, *, nothing_left: bool) -> 
             spill.mirror.close(nothing_left=nothing_left)
         if nothing_left:
             spill.directory.give_up()
-            on_storage.forget_journals(lower, node)
+            forget_journals(lower, node.encode())
 
     try:
         within(REMOVE_WAIT_S, "spill directory", remove)

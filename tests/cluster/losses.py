@@ -26,6 +26,7 @@ from typing import Any
 
 from acpfs.errors import AcpfsError
 from tests.cluster.stand import HEARTBEAT_S
+from tests.rig.flushed import stored, sync_directory
 from tests.rig.mounts import AcpfsMount, CommandError, mounts_below, take_down
 from tests.training.ranks.networks import Networks
 
@@ -139,23 +140,6 @@ class Saver:
         self._stop.set()
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
-
-
-def stored(path: Path, data: bytes) -> None:
-    """Written, and fsync has returned."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """fsync of its names has returned."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # -- what must be true of the storage

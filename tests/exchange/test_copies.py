@@ -19,6 +19,7 @@ from acpfs.errors import ExitCode
 from acpfs.ram.tier import HELD
 from tests.cluster.stand import QUICK
 from tests.rig.faultfs import FaultFs
+from tests.rig.flushed import stored, sync_directory
 from tests.rig.mounts import AcpfsMount, CommandError, mounts_below
 from tests.rig.storage.servers import until
 
@@ -229,21 +230,6 @@ def test_without_a_copy_what_is_to_be_copied_is_persisted(
         os.setxattr(saves.path / "run", "user.acpfs.fsync", b"copied")
         stored(saves.path / "run" / "one", b"1")
         assert (fault_fs.path / "run" / "one").read_bytes() == b"1"
-
-
-def stored(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @clause("S603")

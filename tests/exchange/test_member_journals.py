@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.backing.leftovers import JOURNALS
+from acpfs.backing.leftovers import JOURNALS, forget_journals
 from acpfs.writeback.copies.journal_frames import DamagedFrameError
 from acpfs.writeback.copies.journal_marks import mark_path
 from acpfs.writeback.copies.journal_place import Journal, JournalSite
 from acpfs.writeback.copies.member_journals import HolderSite, MemberJournals, StorageSite
 from acpfs.writeback.copies.on_member import MemberPlace
-from acpfs.writeback.copies.on_storage import PIECE_BYTES, StoredJournals, forget_journals
+from acpfs.writeback.copies.on_storage import PIECE_BYTES, StoredJournals
 from acpfs.writeback.copies.on_storage import read_into as read_stored
 from tests.exchange.test_on_member import Network
 from tests.rig.runtime import REAL
@@ -68,7 +68,7 @@ def test_a_journal_on_the_storage_reads_back_piece_by_piece(
     assert stored.tokens() == ["t1", "t2"]
     stored.remove("t1")
     assert stored.tokens() == ["t2"]
-    forget_journals(lower, "origin")
+    forget_journals(lower, b"origin")
     assert [name.split(b".")[0] for name in lower.list_own((JOURNALS,))] == [b"origin-2+t3"] * 3
 
 

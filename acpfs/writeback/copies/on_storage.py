@@ -128,13 +128,6 @@ def _number(name: bytes) -> int:
     return int(last) if last.isdigit() else 0
 
 
-def forget_journals(lower: Lower, node: str) -> None:
-    """None of a node's counts any more."""
-    for name in lower.list_own((JOURNALS,)):
-        if name.startswith(f"{node}+".encode()):
-            lower.remove_own((JOURNALS, name))
-
-
 def read_into(lower: Lower, node: str, token: str, db: sqlite3.Connection, scratch: Path) -> None:
     """Make `db`, which is empty, the state that a journal on the storage has.
 
