@@ -102,10 +102,13 @@ class BackingDirectory(OwnFiles):
             self._entries.make_own()
             self._entries.terms.begin()
         except SupersededError as error:
-            os.close(self._root_fd)
-            raise RefusedError(
-                f"{error.strerror}: choose another --node-id, or wait until it has drained"
-            ) from error
+            if by in ("", node_id):
+                os.close(self._root_fd)
+                raise RefusedError(
+                    f"{error.strerror}: choose another --node-id, or wait until it has drained"
+                ) from error
+            # another adopter has, and may have found that it holds nothing that counts: whoever
+            # adopts asks that before it takes over, and uses no staging file until then
         except OSError as error:
             os.close(self._root_fd)
             raise MachineError(

@@ -38,7 +38,7 @@ from acpfs.exchange.exchange_records import MemberAddress
 from acpfs.logger import get_logger
 from acpfs.runtime.given import Runtime
 from acpfs.runtime.threads import Event
-from acpfs.writeback.adopting.states import HolderState, may_claim
+from acpfs.writeback.adopting.states import HolderState, may_claim, may_claim_closed
 from acpfs.writeback.adopting.under_way import not_fenced, sentence
 from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.held_copies import HeldCopies
@@ -58,6 +58,7 @@ UNPROVEN = (
     "`acpfs-ctl adopt` goes on when the machine is off"
 )
 """`adopt` = auto, and nobody knows that it is safe."""
+NOT_COUNTED = "nothing that is held of it here counts"
 ASKED = "adopt = asked: `acpfs-ctl adopt` goes on when the machine is off"
 
 log = get_logger(__name__)
@@ -209,10 +210,12 @@ class AdoptionWatch:
             mark = read_mark(self._lower, node)
         except (OSError, ValueError) as error:
             return f"the mark of what it has copied cannot be read: {error}"
-        if self._holding.claimed(node):
-            return ""  # by an earlier worker, or a person: who goes on with it looks again
+        if self._holding.claimed(node):  # by an earlier worker, or a person
+            # who goes on with it looks again; where the mark names another one, that one may
+            is_other = mark is not None and mark.get("holder", self._node) != self._node
+            return NOT_COUNTED if is_other else ""
         if mark is None or mark.get("holder") != self._node:
-            return "nothing that is held of it here counts"
+            return NOT_COUNTED
         if mark.get("fenced") != "1":
             return "its acpfs is older than adoption without being asked"
         return self._close(node, mark)
@@ -223,14 +226,17 @@ class AdoptionWatch:
         """
         session = str(mark.get("session", ""))
         try:
-            place = self._holding.claim(node, session)
+            # who dies before the adopter is begun has claimed nothing: it is open again then
+            place = self._holding.shut(node, session)
         except KeyError:
-            return "nothing that is held of it here counts"
+            return NOT_COUNTED
         why = self._under_way(place, node, mark)
-        with contextlib.suppress(OSError, ValueError):
-            if not why and read_mark(self._lower, node) != mark:
-                why = "its mark on the storage has changed: it lives"
-        if why:
+        is_mark_same = True
+        with contextlib.suppress(OSError, ValueError):  # the adopter reads it again
+            is_mark_same = read_mark(self._lower, node) == mark
+        if not why and not is_mark_same:
+            why = "its mark on the storage has changed: it lives"
+        if not may_claim_closed(is_mark_same=is_mark_same, why=why):
             self._holding.unclaim(node)
         return why
 

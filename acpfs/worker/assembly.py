@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,9 @@ from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
+from acpfs.writeback.adopting.states import may_take_over
 from acpfs.writeback.copies.held_copies import HeldCopies
+from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.on_member import HolderCandidate
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.evidence.moving_names import MovingNames
@@ -671,10 +673,31 @@ def _lower(
         _refuse_rival(directory, identity, link, complaint, given)
         if settings.adopts is not None:  # it is silent: whatever it still does comes to nothing
             link.step("shutting out what the lost node still does")
-            within(BACKING_WAIT_S, complaint, directory.take_over)
+            me = settings.adopts
+            within(BACKING_WAIT_S, complaint, lambda: shut_out(directory, identity.node_id, me))
         within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
         undo.pop_all()
     return directory, identity, probed[0]
+
+
+def shut_out(directory: BackingDirectory, node: str, me: str) -> None:
+    """Claim the log of a silent node, and fence what was before, for an adopter.
+
+    Raises:
+        RefusedError: another member has claimed it, and no copy at this one counts.
+        OSError: as `BackingDirectory.take_over`.
+    """
+    claim = directory.newest_claim(node.encode())
+    mark = None
+    with suppress(ValueError):  # damaged: it names nobody
+        mark = read_mark(directory, node)
+    claimed_by = "" if claim is None else claim.by
+    if not may_take_over(me, claimed_by, (mark or {}).get("holder", "")):
+        raise RefusedError(
+            f"node {claimed_by} has taken over the log of node {node}, and nothing that is held "
+            f"here counts: `acpfs-ctl adopt {node}` there goes on"
+        )
+    directory.take_over()
 
 
 def _refuse_rival(

@@ -4,8 +4,10 @@ Pure: tables and decisions, no call, no clock, nothing that is kept. `tests/adop
 every interleaving of origin, holders and a late storage with these very functions, so a change here
 is proved or refused there. docs/internals/terms.md has the words and the argument.
 
-`may_claim` is what `worker.adoption_watch` goes by. The rest is the model's alone: the protocol
-that it walks through fences names, too, and has notes where the product has the journal.
+`may_claim` and `may_claim_closed` are what `worker.adoption_watch` goes by, and `may_take_over`
+what the mount that adopts does: `tests/adopting/alone.py` walks through what those do (S613). The
+rest is of `tests/adopting/model.py` alone: the protocol that it walks through fences names, too,
+and has notes where the product has the journal.
 """
 
 from __future__ import annotations
@@ -178,6 +180,24 @@ def may_claim(state: HolderState, *, silent: bool, answers: bool, has_left: bool
     `answers`: the origin does when it is asked directly.
     """
     return state is HolderState.HOLDING and silent and not answers and not has_left
+
+
+def may_claim_closed(*, is_mark_same: bool, why: str) -> bool:
+    """May a holder that takes nothing more claim the log, or has it to open the session again?
+
+    `is_mark_same`: as before it was closed; `why`: not, by its journal.
+    """
+    return is_mark_same and not why
+
+
+def may_take_over(me: str, claimed_by: str, marked: str) -> bool:
+    """May an adopter claim the next term? `claimed_by`: who has the newest one; `marked`: whose
+    copies count; "": nobody, or nobody that is named.
+
+    A claim of somebody else does not keep out whom the mark names: who has made it reads the mark
+    after its fence, and drains nothing then.
+    """
+    return claimed_by in ("", me) or marked == me
 
 
 class Adoption(NamedTuple):

@@ -352,6 +352,17 @@ class HeldCopies:
 
     # -- adoption
 
+    def shut(self, origin: str, token: str) -> Path:
+        """As `claim`, but nobody has claimed the log yet: a next worker takes what comes again.
+
+        Raises:
+            KeyError: there is no such session.
+        """
+        with self._lock:
+            session = self._sessions[origin, token]
+            session.is_frozen = True
+            return session.path
+
     def claim(self, origin: str, token: str) -> Path:
         """Nothing more is taken of that session, nor of others of that origin: its log is claimed.
         Returns where it lies.
