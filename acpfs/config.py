@@ -554,7 +554,7 @@ class Settings:
     """What fails together with this mount, as a rack's name (S581): copies are held by members with
     another one; default: the host.
     """
-    adopt: Adopt = Adopt.AUTO
+    adopt: Adopt = Adopt.ASKED
     """When this mount drains what it holds of a node that is lost (S613): auto, by itself where
     `acpfs doctor BACKING --second DIR` has seen that the storage refuses late calls, or asked, only
     when `acpfs-ctl adopt` says that the node is off.

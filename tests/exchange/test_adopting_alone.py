@@ -22,6 +22,7 @@ from tests.rig.mounts import AcpfsMount, CommandError
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 MIB = 1 << 20
+ALONE: dict[str, Any] = {**NOTICES, "adopt": "auto"}
 
 
 def noted(fault_fs: FaultFs, *, refused: bool = True) -> None:
@@ -77,7 +78,7 @@ def wait_adopted(mount: AcpfsMount, fault_fs: FaultFs, node: str) -> None:
 def test_a_node_that_is_lost_is_adopted_by_its_holder(tmp_path: Path, fault_fs: FaultFs) -> None:
     noted(fault_fs)
     saves = member(fault_fs, tmp_path, "saves", **SLOW)
-    holds = member(fault_fs, tmp_path, "holds", **NOTICES)
+    holds = member(fault_fs, tmp_path, "holds", **ALONE)
     with mounted(saves, holds):
         files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
         save(saves, files)
@@ -102,7 +103,7 @@ def test_a_node_that_stood_still_finds_itself_adopted_and_stores_nothing_more(
     """In the middle of its files, and it goes on as fast as it can."""
     noted(fault_fs)
     saves = member(fault_fs, tmp_path, "saves", **SLOW)
-    holds = member(fault_fs, tmp_path, "holds", **NOTICES)
+    holds = member(fault_fs, tmp_path, "holds", **ALONE)
     with mounted(saves, holds):
         files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
         save(saves, files)
@@ -141,9 +142,8 @@ def test_what_may_come_late_is_adopted_when_a_person_says_so(
 ) -> None:
     if why != "nothing noted":
         noted(fault_fs, refused=why == "asked")
-    asked: dict[str, Any] = {"adopt": "asked"} if why == "asked" else {}
     saves = member(fault_fs, tmp_path, "saves", **SLOW)
-    holds = member(fault_fs, tmp_path, "holds", **NOTICES, **asked)
+    holds = member(fault_fs, tmp_path, "holds", **(NOTICES if why == "asked" else ALONE))
     with mounted(saves, holds):
         save(saves, {"f": b"1" * MIB})
         wait_copied(saves, 1)
@@ -163,7 +163,7 @@ def test_a_removal_that_may_be_under_way_is_not_adopted_without_being_asked(
     """No fence stops it: it would take away what the adopter, or somebody else, puts there."""
     noted(fault_fs)
     saves = member(fault_fs, tmp_path, "saves")
-    holds = member(fault_fs, tmp_path, "holds", **NOTICES)
+    holds = member(fault_fs, tmp_path, "holds", **ALONE)
     with mounted(saves, holds):
         save(saves, {"old": b"old"})
         saves.flush()
@@ -222,7 +222,7 @@ def test_an_adoption_goes_on_whoever_dies_in_the_middle(
     """The holder's worker, all its processes, or those of the mount that drains."""
     noted(fault_fs)
     saves = member(fault_fs, tmp_path, "saves", **SLOW)
-    holds = member(fault_fs, tmp_path, "holds", **NOTICES)
+    holds = member(fault_fs, tmp_path, "holds", **ALONE)
     files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
     with mounted(saves, holds):
         save(saves, files)
