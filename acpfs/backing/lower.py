@@ -396,6 +396,12 @@ class Lower(Protocol):
         """Replace `.acpfs/<names…>` in one step: temporary name, fsync, rename."""
         ...
 
+    def fence_own_files(self) -> None:
+        """From now on what is written there is refused, however late it comes, when somebody has
+        taken the log over.
+        """
+        ...
+
     def remove_own(self, names: LowerPath) -> None:
         """Nothing when it is not there."""
         ...

@@ -146,9 +146,11 @@ class OwnFiles:
 
     def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
         """Write over a text in place, where it is there and large enough, filled up with blanks:
-        that takes no room.
+        that takes no room, and no call of it names the staging directory.
         """
         self._count("write own")
+        if self._is_fenced:  # so whoever has the log is looked for before
+            self._entries.terms.look()
         try:
             fd = self._entries.open((OWN, *names), os.O_WRONLY, own=True)
         except FileNotFoundError:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.leftovers import WITHDRAWN
+from acpfs.backing.lower import Lower, LowerPath
 from acpfs.backing.syscalls import Opener
 from acpfs.backing.terms import NodeTerms, SupersededError
+from acpfs.writeback.copies.journal_marks import put, withdraw
 from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
 MARK = (b"mirrors", b"n1")
+HELD = b'{"token": "a", "holder": "n7", "session": "a", "fenced": "1"}'
 
 
 def claimed(backing: Path) -> None:
@@ -72,3 +78,44 @@ def test_the_next_term_of_ones_own_loses_nothing(tmp_path: Path) -> None:
     directory.write_own(MARK, b"second")
     assert directory.read_own(MARK) == b"second"
     assert directory.taken_over_by == ""
+
+
+@clause("S610")
+def test_what_is_written_over_in_place_looks_for_claims_first(tmp_path: Path) -> None:
+    """As a record where the storage is full: no call of that names the staging directory."""
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.fence_own_files()
+    directory.write_own(MARK, b"first\n")
+    assert directory.overwrite_own(MARK, b"over")
+    claimed(tmp_path)
+    with pytest.raises(SupersededError):
+        directory.overwrite_own(MARK, b"late")
+    assert directory.read_own(MARK) == b"over \n"
+
+
+@clause("S610")
+@pytest.mark.parametrize("change", [withdraw, partial(put, content=b'{"token": "b"}')])
+def test_a_mount_without_copies_takes_no_mark_away_from_a_holder_that_has_claimed(
+    tmp_path: Path, change: Callable[[Lower, LowerPath], None]
+) -> None:
+    """It is mounted again with `copies = 0`, or with a spill directory, and stands still before its
+    first commit.
+    """
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.write_own(MARK, HELD)
+    claimed(tmp_path)
+    with pytest.raises(SupersededError):
+        change(directory, MARK)
+    assert directory.read_own(MARK) == HELD
+
+
+@clause("S610")
+@pytest.mark.parametrize("change", [withdraw, partial(put, content=b'{"token": "b"}')])
+def test_the_mark_of_a_disk_is_changed_as_ever(
+    tmp_path: Path, change: Callable[[Lower, LowerPath], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = BackingDirectory(tmp_path, "n1", REAL)
+    directory.write_own(MARK, b'{"token": "a", "spill": "/disk"}')
+    monkeypatch.setattr(directory, "fence_own_files", lambda: pytest.fail("nobody adopts that"))
+    change(directory, MARK)
+    assert directory.read_own(MARK) in (WITHDRAWN, b'{"token": "b"}')

@@ -469,6 +469,9 @@ class MemoryLower:
             inode.content[:] = content
             self._find((OWN, *names[:-1])).children[names[-1]] = inode
 
+    def fence_own_files(self) -> None:
+        self._call("fence own", ())
+
     def remove_own(self, names: LowerPath) -> None:
         self._call("unlink own", names)
         self._find((OWN, *names[:-1])).children.pop(names[-1], None)

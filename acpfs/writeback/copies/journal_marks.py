@@ -26,8 +26,26 @@ def withdraw(lower: Lower, mark: LowerPath) -> None:
     Written, not only removed: a removal is not flushed, and a power failure could undo it.
     """
     with contextlib.suppress(FileNotFoundError):
-        if lower.read_own(mark) != WITHDRAWN:
-            lower.write_own(mark, WITHDRAWN)
+        there = lower.read_own(mark)
+        if there != WITHDRAWN:
+            _replace(lower, mark, there, WITHDRAWN)
+
+
+def put(lower: Lower, mark: LowerPath, content: bytes) -> None:
+    """Another journal counts from now on."""
+    there = b""
+    with contextlib.suppress(FileNotFoundError):
+        there = lower.read_own(mark)
+    _replace(lower, mark, there, content)
+
+
+def _replace(lower: Lower, mark: LowerPath, there: bytes, content: bytes) -> None:
+    """A holder may adopt what an earlier mount had copied, though this one has no copies: its
+    change of the mark comes before the fence, or is refused, as that of a mount with copies.
+    """
+    if b'"holder"' in there:
+        lower.fence_own_files()
+    lower.write_own(mark, content)
 
 
 def read_mark(lower: Lower, node_id: str) -> dict[str, str] | None:

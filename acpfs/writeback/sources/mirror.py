@@ -27,7 +27,7 @@ from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import Seq
-from acpfs.writeback.copies.journal_marks import mark_path, withdraw
+from acpfs.writeback.copies.journal_marks import mark_path, put, withdraw
 from acpfs.writeback.copies.journal_place import Journal, JournalPlace, JournalSite
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
@@ -500,7 +500,7 @@ class Mirror:
 
     def _set_mark(self, token: str) -> None:
         content = {"token": token, **self._place.described(token)}
-        self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
+        put(self._lower, self._mark, json.dumps(content).encode() + b"\n")
         self._marked = token
         self._may_be_marked = True
         self._is_failing = False
