@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from acpfs.runtime.chance import Chance
 
@@ -83,7 +84,30 @@ def try_late_calls(first: Path, second: Path, chance: Chance) -> LateCalls:
     )
 
 
-def note(backing: Path, found: LateCalls, at: float) -> None:
+class Storage(NamedTuple):
+    """Which one it is, and how it is reached: what was found through an ext4 of the server says
+    nothing of its clients, and what was found of one storage nothing of a copy of it.
+    """
+
+    kind: str
+    """Of file system, as the mount table has it."""
+    fsid: int
+    """As statvfs says it; 0 where it says nothing."""
+    number: int
+    """Inode of `.acpfs`: a copy of the storage has another one."""
+
+
+def storage_at(top_fd: int, kind: str) -> Storage:
+    """`top_fd`: of the backing directory; `kind`: what the mount table says of that.
+
+    Raises:
+        OSError: the storage's.
+    """
+    number = os.stat(".acpfs", dir_fd=top_fd, follow_symlinks=False).st_ino
+    return Storage(kind, os.fstatvfs(top_fd).f_fsid, number)
+
+
+def note(backing: Path, storage: Storage, found: LateCalls, at: float) -> None:
     """Have members know it. `at`: wall clock.
 
     Raises:
@@ -91,9 +115,21 @@ def note(backing: Path, found: LateCalls, at: float) -> None:
     """
     place = backing / ".acpfs" / os.fsdecode(NOTED_AT)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    said = {"refused": found.are_refused, "at": at}
+    said = {"refused": found.are_refused, "at": at, "storage": list(storage)}
+    temporary.unlink(missing_ok=True)  # of one that was killed
     _write(temporary, json.dumps(said).encode() + b"\n")
     temporary.rename(place)
+
+
+def is_refusal_noted(text: bytes, storage: Storage) -> bool:
+    """Whether a note says that late calls are refused, of this very storage, reached in the same
+    way; what cannot be read says nothing.
+    """
+    with contextlib.suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found.get("refused") is True and found.get("storage") == list(storage)
+    return False
 
 
 def _fence(there: Path) -> None:

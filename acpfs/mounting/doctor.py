@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.late_calls import LateCalls, note, try_late_calls
+from acpfs.backing.late_calls import LateCalls, Storage, note, storage_at, try_late_calls
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Transport
 from acpfs.errors import AcpfsError, MachineError
@@ -455,37 +455,53 @@ def _backing(backing: Path) -> list[Finding]:
     return [*findings, *(_inherited_acls() if report.features.acls else []), _locks()]
 
 
+def _storage(backing: Path) -> Storage:
+    fd = os.open(backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return storage_at(fd, kind_at(fd))
+    finally:
+        os.close(fd)
+
+
 def _is_another_client(first: Path, second: Path) -> bool:
     """Whether what `second` does is not known to the client of `first` beforehand, or there are no
     clients: a local file system.
+
+    Of another kind it may be what lies over the same client, as bindfs.
     """
-    if os.stat(first).st_dev != os.stat(second).st_dev:
-        return True
-    fd = os.open(first, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return kind_at(fd) in LOCAL
-    finally:
-        os.close(fd)
+    kind = _storage(first).kind
+    if not kind or kind != _storage(second).kind:
+        return False
+    return kind in LOCAL or os.stat(first).st_dev != os.stat(second).st_dev
+
+
+def _note_late_calls(backing: Path, second: Path | None, found: LateCalls) -> bool:
+    """For members: what is bad always, what is good where another client has shown it. Whether it
+    was.
+    """
+    is_shown = second is not None and _is_another_client(backing, second)
+    if is_shown or not found.are_refused:
+        note(backing, _storage(backing), found, real_runtime().clock.wall())
+    return is_shown
 
 
 def _late_calls(backing: Path, second: Path | None) -> list[Finding]:
     """Whether a node's log could be taken over there, with what its storage client still holds."""
 
-    def look() -> LateCalls | None:
+    def look() -> tuple[LateCalls, bool] | None:
         check_backing(backing)
         if _lacking(os.statvfs(backing)):
             return None
         try:
             found = try_late_calls(backing, second or backing, real_runtime().chance)
-            if second is not None and _is_another_client(backing, second):
-                note(backing, found, real_runtime().clock.wall())
-            return found
+            return found, _note_late_calls(backing, second, found)
         finally:
             _tidy(backing / ".acpfs")
 
-    found = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
-    if found is None:
+    looked = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
+    if looked is None:
         return []
+    found, is_shown = looked
     how = (
         f"made through {second}"
         if second is not None
@@ -495,6 +511,8 @@ def _late_calls(backing: Path, second: Path | None) -> list[Finding]:
         text = (
             f"what comes late through a removed staging directory is refused (the fence was {how})"
         )
+        if second is not None and not is_shown:
+            text += "; members are not told, as that is no other client's mount of the same kind"
         return [Finding("late calls", "ok", text)]
     parts = [
         *([f"carried out: {', '.join(found.carried_out)}"] if found.carried_out else []),

@@ -21,6 +21,7 @@ from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, id_name, node_id
+from acpfs.backing.late_calls import storage_at
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
@@ -51,9 +52,15 @@ from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
+from acpfs.runtime.file_locks import locked
 from acpfs.runtime.given import Runtime
 from acpfs.worker import exchanging, mirroring
-from acpfs.worker.adoption_watch import AdoptionWatch, SilentNodes, adopted_by_command
+from acpfs.worker.adoption_watch import (
+    AdoptCommand,
+    AdoptionStorage,
+    AdoptionWatch,
+    SilentNodes,
+)
 from acpfs.worker.bugs import end_by_bug
 from acpfs.worker.exchanging import MemberDirectory, Reached
 from acpfs.worker.held_copies_watch import HeldCopiesWatch
@@ -62,7 +69,7 @@ from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
 from acpfs.writeback.adopting.states import may_take_over
-from acpfs.writeback.copies.held_copies import HeldCopies
+from acpfs.writeback.copies.held_copies import HeldCopies, claiming, is_closed_at
 from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.on_member import HolderCandidate
 from acpfs.writeback.engine import Engine
@@ -126,14 +133,19 @@ class Parts:
         self.started_at = self.given.clock.wall()
         self.fs = FileSystem(self.inner)
         self.holding_watch = HeldCopiesWatch(self.holding, self.directory, self.given)
-        silent = SilentNodes(self.cluster, self.exchange, self.fs.lock, self.settings)
+        directory = self.directory
         self.adopting = AdoptionWatch(
             self.settings,
             self.identity.node_id,
             self.holding,
-            self.directory,
-            silent,
-            partial(adopted_by_command, self.settings.mountpoint, self.runtime),
+            AdoptionStorage(
+                directory,
+                directory.newest_claim,
+                NodeRecords(directory).read,
+                lambda: storage_at(directory.descriptor, mounts.kind_at(directory.descriptor)),
+            ),
+            SilentNodes(self.cluster, self.exchange, self.fs.lock, self.settings),
+            AdoptCommand(self.settings.mountpoint, self.runtime),
             self.given,
         )
         self.anchor = Anchor(self.directory, self.identity.volume_id)
@@ -673,31 +685,56 @@ def _lower(
         _refuse_rival(directory, identity, link, complaint, given)
         if settings.adopts is not None:  # it is silent: whatever it still does comes to nothing
             link.step("shutting out what the lost node still does")
-            me = settings.adopts
-            within(BACKING_WAIT_S, complaint, lambda: shut_out(directory, identity.node_id, me))
+            within(
+                BACKING_WAIT_S,
+                complaint,
+                partial(
+                    shut_out,
+                    directory,
+                    identity.node_id,
+                    settings.adopts,
+                    settings.spill or Path(),
+                    alone=settings.adopts_alone,
+                ),
+            )
         within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
         undo.pop_all()
     return directory, identity, probed[0]
 
 
-def shut_out(directory: BackingDirectory, node: str, me: str) -> None:
-    """Claim the log of a silent node, and fence what was before, for an adopter.
+def shut_out(
+    directory: BackingDirectory, node: str, me: str, session: Path, *, alone: bool
+) -> None:
+    """Claim the log of a silent node, and fence what was before, for an adopter. `session`: what is
+    held of it, which is closed; `alone`: the node may live.
 
     Raises:
-        RefusedError: another member has claimed it, and no copy at this one counts.
+        RefusedError: another member has claimed it, or no copy at this one counts.
         OSError: as `BackingDirectory.take_over`.
     """
-    claim = directory.newest_claim(node.encode())
-    mark = None
-    with suppress(ValueError):  # damaged: it names nobody
-        mark = read_mark(directory, node)
-    claimed_by = "" if claim is None else claim.by
-    if not may_take_over(me, claimed_by, (mark or {}).get("holder", "")):
-        raise RefusedError(
-            f"node {claimed_by} has taken over the log of node {node}, and nothing that is held "
-            f"here counts: `acpfs-ctl adopt {node}` there goes on"
-        )
-    directory.take_over()
+    with locked(claiming(session), may_wait=True):
+        if not is_closed_at(session):
+            # opened again by the holder, after this mount was begun: what comes would be lost
+            raise RefusedError(
+                f"what is held of {node} is not claimed any more: `acpfs-ctl adopt {node}` begins "
+                "anew"
+            )
+        claim = directory.newest_claim(node.encode())
+        mark = None
+        with suppress(ValueError):  # damaged: it names nobody
+            mark = read_mark(directory, node)
+        claimed_by = "" if claim is None else claim.by
+        marked = (mark or {}).get("holder", "")
+        if marked == me and (mark or {}).get("session") != session.name:
+            marked = ""  # an earlier session, which counts no more
+        if not may_take_over(me, claimed_by, marked, alone=alone):
+            raise RefusedError(
+                f"node {claimed_by} has taken over the log of node {node}, and nothing that is "
+                f"held here counts: `acpfs-ctl adopt {node}` there goes on"
+                if claimed_by
+                else f"nothing that is held of {node} here counts any more"
+            )
+        directory.take_over()
 
 
 def _refuse_rival(

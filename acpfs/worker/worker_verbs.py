@@ -261,15 +261,18 @@ class WorkerVerbs:
         }
 
     def _counting(self, node: str) -> str:
-        """The session that counts: by the mark on the storage, or one that is being adopted."""
-        if found := self._parts.holding.claimed(node):
-            return found[0]
+        """The session that counts: by the mark on the storage, or one that is being adopted, whose
+        adopter has a mark of its own.
+        """
+        found = self._parts.holding.claimed(node)
         try:
             mark = read_mark(self._parts.directory, node)
         except (OSError, ValueError) as error:
             raise AcpfsError(
                 f"the mark of what {node} has copied cannot be read: {error}"
             ) from error
+        if found and (mark is None or "holder" not in mark):
+            return found[0]
         if mark is None or "session" not in mark:
             raise RefusedError(
                 f"nothing that is held of {node} counts: it had no holder when it was lost, or "

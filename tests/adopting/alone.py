@@ -305,6 +305,11 @@ class World:
             # a session that was closed for a look, and not claimed, is open for the next worker
             died = it._replace(at=IDLE, is_closed=it.is_closed and it.at > READ)
             yield f"{me} DIES", _with(s._replace(deaths=s.deaths + 1), me, died)
+            # the worker alone: the next one knows nothing of the mount
+            knows_claim = "opened though it is claimed" not in self.wrong
+            if it.at == MOUNTING and not (s.claimed_by == me and knows_claim):
+                opened = it._replace(is_closed=False)
+                yield f"{me}'s worker DIES", _with(s._replace(deaths=s.deaths + 1), me, opened)
         does = {
             IDLE: self._idle,
             CLOSED: self._first_look,
@@ -335,14 +340,23 @@ class World:
 
     def _mounting(self, s: State, me: int) -> Iterator[Step]:
         it = _holder(s, me)
-        may = states.may_take_over(NAMES[me], NAMES[s.claimed_by], NAMES[s.mark[0]])
+        may = states.may_take_over(
+            NAMES[me],
+            NAMES[s.claimed_by],
+            NAMES[s.mark[0]],
+            alone=not it.by_person and "mark not read before the claim" not in self.wrong,
+        )
         if "no way past a claim" in self.wrong:
-            may = s.claimed_by in (NOBODY, me)
+            may = may and s.claimed_by in (NOBODY, me)
+        if not it.is_closed and "claimed though it is open again" not in self.wrong:
+            may = False  # looked at with the lock under which it is opened
         given_up = _with(s, me, it._replace(at=IDLE))
         if s.alive and not it.by_person:
             yield f"{me} sees that it lives", given_up
         if "read before the fence" in self.wrong:
             it = it._replace(mark=s.mark, read=self._journal(s, s.mark))
+        if may and not (it.by_person or s.claimed_by or s.mark[0] == me):
+            raise WrongError("a node that may live is shut out by a copy that does not count")
         if may:
             yield f"{me} claims", _with(s._replace(claimed_by=me), me, it._replace(at=CLAIMED))
         else:
@@ -359,8 +373,11 @@ class World:
             return
         counts = s.mark[0] == me
         if it.is_closed:
-            if counts or s.mark[0] == NOBODY:
-                yield f"{me} goes on", _with(s, me, it._replace(at=MOUNTING))
+            if s.claimed_by == me:
+                if counts or s.mark[0] == NOBODY:
+                    yield f"{me} goes on", _with(s, me, it._replace(at=MOUNTING))
+            else:
+                yield f"{me} opens it again", _with(s, me, it._replace(is_closed=False))
         elif counts and states.may_claim(
             HolderState.HOLDING, silent=True, answers=False, has_left=s.left
         ):
@@ -370,7 +387,7 @@ class World:
                 known = self._journal(s, s.mark)
                 closed = closed._replace(is_closed=False, at=READ, read=known)
             yield f"{me} closes the session", _with(s, me, closed)
-        if not s.alive and not it.by_person:  # who says that A's machine is off
+        if not s.alive:  # who says that A's machine is off
             asked = it._replace(is_closed=True, at=MOUNTING, by_person=True)
             off = s._replace(call=-1, writing=None, put=None)
             if counts or s.mark[0] == NOBODY:
@@ -435,10 +452,11 @@ class World:
             yield "others write", s._replace(later=1, **names)  # type: ignore[arg-type]
 
     def is_well(self, s: State) -> bool:
-        """A lives and may go on, or what it told to be copied is there."""
+        """A lives and may go on, with its holder, or what it told to be copied is there."""
         if s.done >= s.copied or s.left:
             return True
-        return False if not s.alive else not s.is_out
+        is_shut = s.mark[0] != NOBODY and _holder(s, s.mark[0]).is_closed
+        return s.alive and not s.is_out and not (is_shut and s.claimed_by == NOBODY)
 
 
 _READ_ONCE = {"journal not read again", "journal read before closing", "read before the fence"}
@@ -536,6 +554,9 @@ WRONG = {
     "no fence": Variant((STORE,)),
     "adopter is blind": Variant((STORE,)),
     "no way past a claim": Variant(holders=2),
+    "mark not read before the claim": Variant(),
+    "claimed though it is open again": Variant(deaths=1),
+    "opened though it is claimed": Variant(deaths=2, moves=0),
 }
 """Name → with what."""
 

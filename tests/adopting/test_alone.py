@@ -13,8 +13,8 @@ clause = pytest.mark.clause
 @pytest.mark.parametrize(
     ("world", "states"),
     [
-        (World((UNLINK,), deaths=1), 44_254),
-        (World((UNLINK,), holders=2, deaths=0), 53_428),
+        (World((UNLINK,), deaths=1), 49_742),
+        (World((UNLINK,), holders=2, deaths=0), 65_963),
     ],
     ids=["one holder that dies", "two holders"],
 )

@@ -6,23 +6,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Event, RLock
-from typing import Any
+from threading import RLock
 
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.late_calls import NOTED_AT
 from acpfs.backing.leftovers import MIRRORS
-from acpfs.backing.member_records import NodeRecord
-from acpfs.config import Settings
 from acpfs.errors import RefusedError
 from acpfs.ram.tier import Tier
-from acpfs.worker.adoption_watch import AdoptionWatch
 from acpfs.worker.assembly import shut_out
 from acpfs.writeback.copies.held_copies import HeldCopies
 from tests.rig.runtime import REAL
-from tests.writeback.memory_lower import MemoryLower
 
 clause = pytest.mark.clause
 SESSION = "0123456789abcdef"
@@ -34,38 +28,79 @@ def held_at(tmp_path: Path) -> HeldCopies:
     return HeldCopies(Tier(tmp_path, 64 << 20, REAL), RLock(), "7" * 32, "50%", REAL)
 
 
-class Unheard:
-    """Of a node of which nothing is heard."""
+def session_at(tmp_path: Path) -> Path:
+    """What is held of n1, closed; below a directory of its own."""
+    (tmp_path / "ram").mkdir()
+    held = held_at(tmp_path / "ram")
+    held.heed("n1", {"what": "begin", "session": SESSION})
+    return held.claim("n1", SESSION)
 
-    def record(self, node: str) -> NodeRecord:
-        return NodeRecord(node)
 
-    def is_silent(self, _node: str) -> bool:
-        return True
-
-    def answers(self, _node: str) -> bool:
-        return False
+def origin_of(tmp_path: Path, mark: dict[str, str] | None) -> Path:
+    """A storage, with what n1 wrote there last."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    origin = BackingDirectory(backing, "n1", REAL)
+    if mark is not None:
+        origin.write_own((MIRRORS, b"n1"), json.dumps(mark).encode())
+    origin.disconnect()
+    return backing
 
 
 @clause("S613")
-def test_whom_the_mark_names_goes_on_past_the_claim_of_another_holder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_whom_the_mark_names_goes_on_past_the_claim_of_another_holder(
+    tmp_path: Path, *, alone: bool
+) -> None:
     """That one has fenced, has found that the mark names somebody else, and drains nothing."""
-    origin = BackingDirectory(tmp_path, "n1", REAL)
-    origin.write_own((MIRRORS, b"n1"), json.dumps(MARK).encode())
-    origin.disconnect()
-    for me, term in (("n2", 1), ("n4", 1), ("n3", 2), ("n2", 2)):
-        adopter = BackingDirectory(tmp_path, "n1", REAL, by=me)
+    session = session_at(tmp_path)
+    backing = origin_of(tmp_path, MARK)
+    for me, term in (("n2", 1), ("n4", 1), ("n3", 2), ("n3", 2), ("n2", 2)):
+        adopter = BackingDirectory(backing, "n1", REAL, by=me)
         if (me, term) in (("n4", 1), ("n2", 2)):  # the mark names neither
             with pytest.raises(RefusedError, match="has taken over"):
-                shut_out(adopter, "n1", me)
+                shut_out(adopter, "n1", me, session, alone=alone)
         else:
-            shut_out(adopter, "n1", me)
+            # the first one by a person, or before the mark named another one
+            shut_out(adopter, "n1", me, session, alone=alone and me == "n3")
         claim = adopter.newest_claim(b"n1")
         assert claim is not None
         assert claim.term == term
         adopter.disconnect()
     with pytest.raises(RefusedError, match="n3 has taken over"):
-        BackingDirectory(tmp_path, "n1", REAL)
+        BackingDirectory(backing, "n1", REAL)
+
+
+@clause("S613")
+@pytest.mark.parametrize(
+    "mark", [None, {**MARK, "holder": "n4"}, {**MARK, "session": "f" * 16}, {"token": SESSION}]
+)
+def test_nobody_shuts_a_node_out_by_a_copy_that_does_not_count(
+    tmp_path: Path, mark: dict[str, str] | None
+) -> None:
+    """It may live, and go on with another holder, or none."""
+    session = session_at(tmp_path)
+    backing = origin_of(tmp_path, mark)
+    adopter = BackingDirectory(backing, "n1", REAL, by="n3")
+    with pytest.raises(RefusedError, match="here counts any more"):
+        shut_out(adopter, "n1", "n3", session, alone=True)
+    assert adopter.newest_claim(b"n1") is None
+    adopter.disconnect()
+    BackingDirectory(backing, "n1", REAL).disconnect()
+
+
+@clause("S613", "S615")
+@pytest.mark.parametrize("alone", [False, True])
+def test_nobody_claims_for_a_session_that_is_open_again(tmp_path: Path, *, alone: bool) -> None:
+    """The holder's worker died, and its next one opened it: what comes there is told to be held."""
+    session = session_at(tmp_path)
+    held_at(tmp_path / "ram").unclaim("n1", lambda: False)
+    backing = origin_of(tmp_path, MARK)
+    adopter = BackingDirectory(backing, "n1", REAL, by="n3")
+    with pytest.raises(RefusedError, match="is not claimed any more"):
+        shut_out(adopter, "n1", "n3", session, alone=alone)
+    assert adopter.newest_claim(b"n1") is None
+    adopter.disconnect()
 
 
 @clause("S613")
@@ -77,29 +112,6 @@ def test_a_session_that_was_only_shut_is_open_for_the_next_worker(tmp_path: Path
     assert "was claimed" in held.heed("n1", WROTE)["refused"]
     assert held_at(tmp_path).heed("n1", WROTE) == {"ok": True}
     held.claim("n1", SESSION)
-    assert "was claimed" in held_at(tmp_path).heed("n1", WROTE)["refused"]
-
-
-@clause("S613")
-@pytest.mark.parametrize("holder", ["n2", "n3"])
-def test_who_has_claimed_what_another_one_holds_leaves_it_to_that_one(
-    tmp_path: Path, holder: str
-) -> None:
-    held = held_at(tmp_path)
-    held.heed("n1", {"what": "begin", "session": SESSION})
-    held.claim("n1", SESSION)
-    lower = MemoryLower()
-    lower.write_own((NOTED_AT,), b'{"refused": true}')
-    lower.write_own((MIRRORS, b"n1"), json.dumps({**MARK, "holder": holder}).encode())
-    adopted: list[str] = []
-
-    def adopt(node: str, _stopping: Event) -> str:
-        adopted.append(node)
-        return ""
-
-    settings: dict[str, Any] = {"backing": Path("/b"), "mountpoint": Path("/m")}
-    watch = AdoptionWatch(Settings(**settings), "n2", held, lower, Unheard(), adopt, REAL)
-    held._sessions["n1", SESSION].heard_at -= 60.0
-    watch.look("n1")
-    assert adopted == (["n1"] if holder == "n2" else [])
-    assert ("nothing that is held" in watch.told("n1")) is (holder == "n3")
+    held.unshut("n1")
+    for one in (held, held_at(tmp_path)):
+        assert "was claimed" in one.heed("n1", WROTE)["refused"]

@@ -4,20 +4,25 @@ refuses late calls, as doctor has noted there.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from acpfs.backing.late_calls import LateCalls, note, storage_at
+from acpfs.control.registry import adopting_lock
 from acpfs.errors import ExitCode
 from acpfs.mounting import doctor
+from acpfs.ram.mounts import kind_at
+from acpfs.runtime.file_locks import locked
 from tests.exchange.test_adopting import NOTICES, SLOW, adopt, missed, on_storage, record_of
 from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError
+from tests.training.ranks.networks import Networks
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
@@ -26,17 +31,18 @@ ALONE: dict[str, Any] = {**NOTICES, "adopt": "auto"}
 
 
 def noted(fault_fs: FaultFs, *, refused: bool = True) -> None:
-    """By doctor, with the storage below as another client."""
+    """As doctor does through two clients of one kind; the storage below does refuse late calls."""
     (found,) = (
         one
         for one in doctor.examine(fault_fs.path, second=fault_fs.source)
         if one.subject == "late calls"
     )
     assert found.verdict == "ok", found.text
-    note = fault_fs.path / ".acpfs" / "late-calls"
-    assert json.loads(note.read_bytes())["refused"] is True
-    if not refused:
-        note.write_text(json.dumps({"refused": False, "at": 1.0}))
+    (fault_fs.path / ".acpfs").mkdir(exist_ok=True)
+    unclear = () if refused else ("a store",)
+    fd = os.open(fault_fs.path, os.O_RDONLY | os.O_DIRECTORY)
+    note(fault_fs.path, storage_at(fd, kind_at(fd)), LateCalls((), unclear), 1.0)
+    os.close(fd)
 
 
 def stopped(mount: AcpfsMount) -> list[int]:
@@ -187,7 +193,7 @@ def test_a_removal_that_may_be_under_way_is_not_adopted_without_being_asked(
         assert saves.status()["copies"]["taken_over_by"] is None
 
 
-@clause("S613")
+@clause("S613", "S615")
 def test_who_adopts_looks_at_the_journal_once_more_after_the_fence(
     tmp_path: Path, fault_fs: FaultFs
 ) -> None:
@@ -205,6 +211,11 @@ def test_who_adopts_looks_at_the_journal_once_more_after_the_fence(
         lose(saves)
         fault_fs.clear()
         missed(holds, "saves")
+        with (
+            locked(adopting_lock(holds.runtime_dir, "saves"), may_wait=False),
+            pytest.raises(CommandError, match="is being adopted here already"),
+        ):  # by a person, who is not asked to make room
+            holds.run("acpfs-ctl", str(holds.path), "adopt", "saves", "--alone")
         with pytest.raises(CommandError) as caught:
             holds.run("acpfs-ctl", str(holds.path), "adopt", "saves", "--alone")
         assert caught.value.code == ExitCode.REFUSED
@@ -212,6 +223,124 @@ def test_who_adopts_looks_at_the_journal_once_more_after_the_fence(
         assert on_storage(fault_fs)["old"] == b"old"
         adopt(holds, "saves")
         assert on_storage(fault_fs) == {"new": b"new" * MIB}
+
+
+def host(tmp_path: Path, networks: Networks, number: int) -> str:
+    """A Python whose processes are on that host."""
+    script = tmp_path / f"python{number}"
+    name = networks.names[number]
+    script.write_text(f'#!/bin/sh\nexec nsenter --net=/run/netns/{name} {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@clause("S610", "S611", "S613")
+@pytest.mark.skipif(bool(Networks.missing()), reason="needs root and ip(8)")
+def test_a_partition_heals_and_nothing_is_twice_nor_older_over_newer(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    """The node lives; neither its members nor the storage hear of it, and the file that it was
+    storing goes on when all is adopted and others have stored what is newer.
+    """
+    noted(fault_fs)
+    with Networks(2) as networks:
+        saves, holds = (
+            member(
+                fault_fs,
+                tmp_path,
+                name,
+                exchange=networks.address(number),
+                python=host(tmp_path, networks, number),
+                **(SLOW if name == "saves" else ALONE),
+            )
+            for number, name in enumerate(("saves", "holds"))
+        )
+        with mounted(saves, holds):
+            files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
+            save(saves, files)
+            wait_copied(saves, 3)
+            networks.cut(0)
+            # its records; an adopter writes them through another directory
+            fault_fs.fail("EIO", ["rename"], glob=".acpfs/staging/saves/.saves.*")
+            wait_adopted(holds, fault_fs, "saves")
+            assert on_storage(fault_fs) == files
+            (holds.path / "f1").write_bytes(b"newer")
+            (holds.path / "f2").unlink()
+            holds.flush()
+            now = {"f0": files["f0"], "f1": b"newer"}
+            assert on_storage(fault_fs) == now
+            save(saves, {"later": b"later"})  # it still serves
+            networks.join(0)
+            fault_fs.clear()
+            saves.run("acpfs-ctl", str(saves.path), "set", "bandwidth=1G")
+            status = saves.wait_status(lambda now: now["copies"]["taken_over_by"])
+            assert status["copies"]["taken_over_by"] == "holds"
+            # it has tried again what it had begun, all of it
+            later = holds.status()["counters"]["node_records_written"] + 5
+            holds.wait_status(lambda now: now["counters"]["node_records_written"] > later)
+            assert on_storage(fault_fs) == now
+            assert record_of(fault_fs, "saves")["state"] == "left"
+            assert (saves.path / "later").read_bytes() == b"later"
+            lose(saves)
+
+
+@clause("S613")
+def test_of_two_holders_the_one_whose_copy_counts_adopts(tmp_path: Path, fault_fs: FaultFs) -> None:
+    """The other one stood still while the node went on with another holder; and goes on then."""
+    noted(fault_fs)
+    saves = member(fault_fs, tmp_path, "saves", **SLOW)
+    first, second = (member(fault_fs, tmp_path, name, **ALONE) for name in ("first", "second"))
+    files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
+    with mounted(saves, first):
+        save(saves, {"f0": files["f0"]})
+        wait_copied(saves, 1)
+        assert saves.status()["copies"]["holder"] == "first"
+        with mounted(second):
+            processes = stopped(first)
+            try:
+                saves.wait_status(lambda now: now["copies"]["holder"] == "second")
+                save(saves, {"f1": files["f1"], "f2": files["f2"]})
+                wait_copied(saves, 3)
+                lose(saves)
+            finally:
+                go_on(processes)
+            first.wait_status(lambda now: "nothing that is held" in told_of(now, "saves"))
+            wait_adopted(second, fault_fs, "saves")
+            assert on_storage(fault_fs) == files
+            assert not any(one["claimed"] for one in first.status()["held"])
+
+
+def told_of(status: dict[str, Any], node: str) -> str:
+    """Why a node's log is not adopted there."""
+    return "".join(one["adoption"] or "" for one in status["held"] if one["node"] == node)
+
+
+@clause("S613")
+@pytest.mark.parametrize("dies", ["worker", "all of it"])
+def test_an_adoption_goes_on_that_was_cut_off_as_it_claimed_the_log(
+    tmp_path: Path, fault_fs: FaultFs, dies: str
+) -> None:
+    """The claim is with the storage yet, and is there when all is forgotten at the holder."""
+    noted(fault_fs)
+    saves = member(fault_fs, tmp_path, "saves", **SLOW)
+    holds = member(fault_fs, tmp_path, "holds", **ALONE)
+    files = {f"f{number}": os.urandom(MIB + number) for number in range(3)}
+    with mounted(saves, holds):
+        save(saves, files)
+        wait_copied(saves, 3)
+        fault_fs.freeze(["link"], glob=".acpfs/claims/*")
+        lose(saves)
+        fault_fs.wait_frozen()
+        assert holds.status()["held"][0]["claimed"]
+        if dies == "worker":
+            holds.kill_worker()
+        else:
+            holds.kill()
+        fault_fs.clear()
+        if dies == "all of it":  # a kernel lists no directory in which a name is being made
+            holds.start()
+        wait_adopted(holds, fault_fs, "saves")
+        assert on_storage(fault_fs) == files
 
 
 @clause("S613")
@@ -227,9 +356,9 @@ def test_an_adoption_goes_on_whoever_dies_in_the_middle(
     with mounted(saves, holds):
         save(saves, files)
         wait_copied(saves, 3)
-        rule = fault_fs.fail("EIO", ["rename"], glob=".acpfs/staging/saves+1/1-*")
+        fault_fs.freeze(["fsync"], glob=".acpfs/staging/saves+1/1-*")
         lose(saves)
-        fault_fs.wait_hits(rule)  # it drains, and does not get further
+        fault_fs.wait_frozen()  # it drains, and does not get further
         if dies == "worker":
             holds.kill_worker()
         elif dies == "all of it":

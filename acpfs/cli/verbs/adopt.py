@@ -56,8 +56,10 @@ def command(
         lock = registry.adopting_lock(Path(record.runtime_dir), node)
     except OSError as error:
         raise RefusedError(f"{record.runtime_dir} is not yours: {error.strerror}") from error
-    with locked(lock, may_wait=True):
-        _adopt(record, node, timeout_s, as_json=as_json)
+    with locked(lock, may_wait=not alone) as is_had:
+        if not is_had:
+            raise RefusedError(f"{node} is being adopted here already")
+        _adopt(record, node, timeout_s, alone=alone, as_json=as_json)
     if as_json:
         show.print_json({"node": node})
     else:
@@ -65,7 +67,7 @@ def command(
 
 
 def _adopt(
-    record: registry.MountRecord, node: str, timeout_s: float | None, *, as_json: bool
+    record: registry.MountRecord, node: str, timeout_s: float | None, *, alone: bool, as_json: bool
 ) -> None:
     found = ask(record, "adopt", {"node": node}, as_json=as_json)
     place = Path(found["runtime_dir"]) / "adopting" / node
@@ -75,8 +77,7 @@ def _adopt(
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _mount(found, place, alone=alone)
     umount(str(place), timeout_s, leave=False)
-    with contextlib.suppress(FileNotFoundError):  # another one that was given at the same time
-        place.rmdir()
+    place.rmdir()
     ask(record, "adopted", {"node": node}, as_json=as_json)
 
 

@@ -177,7 +177,8 @@ def may_claim(state: HolderState, *, silent: bool, answers: bool, has_left: bool
     """May a holder claim the log?
 
     `silent`: the origin's record did not change for the member time-out, and its own is fresh;
-    `answers`: the origin does when it is asked directly.
+    `answers`: the origin does when it is asked directly; `has_left`: it was unmounted, or has
+    ended, whether something is left or not: its RAM tier is there, and it may come back.
     """
     return state is HolderState.HOLDING and silent and not answers and not has_left
 
@@ -190,14 +191,15 @@ def may_claim_closed(*, is_mark_same: bool, why: str) -> bool:
     return is_mark_same and not why
 
 
-def may_take_over(me: str, claimed_by: str, marked: str) -> bool:
-    """May an adopter claim the next term? `claimed_by`: who has the newest one; `marked`: whose
-    copies count; "": nobody, or nobody that is named.
+def may_take_over(me: str, claimed_by: str, marked: str, *, alone: bool) -> bool:
+    """May an adopter claim the next term, or go on with its claim? `claimed_by`: who has the newest
+    one; `marked`: whose copies count; "": nobody, or nobody that is named; `alone`: nobody says
+    that the node is off.
 
     A claim of somebody else does not keep out whom the mark names: who has made it reads the mark
-    after its fence, and drains nothing then.
+    after its fence, and drains nothing then. A node that may live is shut out by nobody else.
     """
-    return claimed_by in ("", me) or marked == me
+    return me in (claimed_by, marked) or (not claimed_by and not alone)
 
 
 class Adoption(NamedTuple):

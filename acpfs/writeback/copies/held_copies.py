@@ -30,6 +30,7 @@ from acpfs.config import share_of
 from acpfs.exchange.exchange_records import PUT_BYTES_MAX, Message, whole_number
 from acpfs.logger import get_logger
 from acpfs.ram.tier import HELD, Tier
+from acpfs.runtime.file_locks import locked
 from acpfs.runtime.given import Runtime
 
 SESSIONS_MAX = 64
@@ -67,7 +68,14 @@ class CopySession:
     files: dict[str, int] = field(default_factory=dict)
     """Name → bytes that it takes of the budget."""
     is_frozen: bool = False
-    """It takes nothing any more: somebody has claimed the log."""
+    """It takes nothing any more: somebody claims, or has claimed, the log."""
+    is_shut: bool = False
+    """The same, while it is only looked whether the log may be claimed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """It takes nothing."""
+        return self.is_frozen or self.is_shut
 
     def files_at(self, volume: str) -> Path:
         """Where they are: what is a spill directory for whoever adopts it."""
@@ -221,13 +229,13 @@ class HeldCopies:
         if session is None:
             raise RefusedWordError("there is no such session here")
         session.heard_at = self._now()
-        if session.is_frozen:
+        if session.is_closed:
             raise RefusedWordError("the log was claimed, and nothing more is taken")
         return session
 
     def _begin(self, origin: str, token: str, *, resume: bool) -> Message:
         if not resume:
-            if any(one.is_frozen for one in self._of(origin)):
+            if any(one.is_closed for one in self._of(origin)):
                 raise RefusedWordError("the log was claimed, and nothing more is taken")
             if self.budget_bytes() <= 0:
                 raise RefusedWordError("it holds nothing for others")
@@ -353,22 +361,30 @@ class HeldCopies:
     # -- adoption
 
     def shut(self, origin: str, token: str) -> Path:
-        """As `claim`, but nobody has claimed the log yet: a next worker takes what comes again.
+        """Nothing more is taken of that session, nor of others of that origin, until `unshut`: it
+        is looked whether its log may be claimed. A next worker takes what comes again.
 
         Raises:
             KeyError: there is no such session.
         """
         with self._lock:
             session = self._sessions[origin, token]
-            session.is_frozen = True
+            session.is_shut = True
             return session.path
 
+    def unshut(self, origin: str) -> None:
+        """What `shut` did is over; what is claimed takes nothing all the same."""
+        with self._lock:
+            for one in self._of(origin):
+                one.is_shut = False
+
     def claim(self, origin: str, token: str) -> Path:
-        """Nothing more is taken of that session, nor of others of that origin: its log is claimed.
-        Returns where it lies.
+        """Nothing more is taken of that session, nor of others of that origin: its log is to be
+        claimed. Returns where it lies.
 
         Raises:
             KeyError: there is no such session.
+            OSError: it cannot be written down, so the next worker would not know it.
         """
         with self._lock:
             session = self._sessions[origin, token]
@@ -376,12 +392,24 @@ class HeldCopies:
             self._write_about(session)
             return session.path
 
-    def unclaim(self, origin: str) -> None:
-        """Nobody has claimed its log after all: it may go on with what is held."""
+    def unclaim(self, origin: str, is_claimed: Callable[[], bool]) -> bool:
+        """Nobody has claimed its log after all: it may go on with what is held. Whether that was
+        so: not while somebody is about to claim it, nor where `is_claimed` says that this member
+        has; asked without the lock, as it may hang.
+
+        Raises:
+            OSError: that is not known now, or cannot be written down.
+        """
         with self._lock:
-            for one in self._of(origin):
-                one.is_frozen = False
-                self._write_about(one)
+            frozen = [one for one in self._of(origin) if one.is_frozen]
+        for one in frozen:
+            with locked(claiming(one.path), may_wait=False) as is_alone:
+                if not is_alone or is_claimed():
+                    return False
+                with self._lock:
+                    one.is_frozen = False
+                    self._write_about(one)
+        return True
 
     def claimed(self, origin: str) -> list[str]:
         """Sessions of an origin whose log is claimed."""
@@ -413,7 +441,7 @@ class HeldCopies:
                 {
                     one.origin
                     for one in self._sessions.values()
-                    if not one.is_frozen and now - one.heard_at > LEFT_S
+                    if not one.is_closed and now - one.heard_at > LEFT_S
                 }
             )
 
@@ -423,9 +451,24 @@ class HeldCopies:
         with self._lock:
             for one in self._of(origin):
                 idle = now - one.heard_at > LEFT_S
-                if idle and not one.is_frozen and not counts(one.token):
+                if idle and not one.is_closed and not counts(one.token):
                     log.info("a copy that counts no more is dropped", origin=origin)
                     self._drop(one)
+
+
+def claiming(session: Path) -> Path:
+    """The file that is locked while the mount that adopts claims the log of a session's origin, and
+    while the session is opened again: one of both.
+    """
+    return session / "claiming"
+
+
+def is_closed_at(session: Path) -> bool:
+    """Whether a session takes nothing any more, whichever worker there is."""
+    with contextlib.suppress(OSError, ValueError):
+        about = json.loads((session / ABOUT).read_bytes())
+        return isinstance(about, dict) and about.get("frozen") is True
+    return False
 
 
 def held_scratch(tier: Tier) -> Path:
