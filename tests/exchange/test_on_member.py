@@ -254,7 +254,8 @@ def test_a_journal_at_a_holder_is_the_one_that_a_disk_would_have(
     journal.append([[("DELETE FROM one WHERE n = ?", (1,), False)]])
     journal.close()
     assert journals.tokens() == [token]
-    assert journals.described(token) == {"holder": "h", "session": place.recorded[-16:]}
+    told = {"holder": "h", "session": place.recorded[-16:], "fenced": "1"}
+    assert journals.described(token) == told
     directory = next((tmp_path / "h" / "data" / HELD).rglob("acpfs-*"))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         on_disk.read_into(directory, token, db)
