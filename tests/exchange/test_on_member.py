@@ -36,6 +36,8 @@ class Network:
         self.holdings: dict[str, HeldCopies] = {}
         self.domains: dict[str, str] = {}
         self.gone: set[str] = set()
+        self.unheard: set[str] = set()
+        """What they answer is lost on the way."""
         self.said: list[str] = []
 
     def add(self, node: str, domain: str = "", budget: int = 16 * MIB) -> HeldCopies:
@@ -49,7 +51,10 @@ class Network:
     def hold(self, to: MemberAddress, said: Message) -> Message:
         self._reach(to)
         self.said.append(said["what"])
-        return self.holdings[to.node].heed("origin", said)
+        answer = self.holdings[to.node].heed("origin", said)
+        if to.node in self.unheard:
+            raise OSError("no answer in time")
+        return answer
 
     def put(self, to: MemberAddress, said: Message, fd: int, position: int) -> Message:
         self._reach(to)
@@ -203,6 +208,25 @@ def test_a_connection_that_was_lost_costs_no_copy(network: Network) -> None:
     assert again.recorded == place.recorded
     assert again.names() == [name]
     assert again.sessions == 0
+
+
+@clause("S581")
+def test_a_holder_whose_answer_is_lost_is_asked_for_the_same_session_again(
+    network: Network,
+) -> None:
+    """Else it would have one more that nobody uses."""
+    holding = network.add("h")
+    place = network.place()
+    network.unheard.add("h")
+    for _time in range(3):
+        with pytest.raises(HolderError, match="no answer in time"):
+            place.begin()
+    network.unheard.clear()
+    place.begin()
+    (session,) = holding.statistics()
+    assert place.recorded == f"member:h:{session.session}"
+    name = copied(place, b"kept")
+    assert network.files("h") == {name: b"kept"}
 
 
 @clause("S583")

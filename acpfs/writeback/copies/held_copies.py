@@ -234,7 +234,7 @@ class HeldCopies:
         return session
 
     def _begin(self, origin: str, token: str, *, resume: bool) -> Message:
-        if not resume:
+        if not resume and (origin, token) not in self._sessions:  # else our answer did not come
             if any(one.is_closed for one in self._of(origin)):
                 raise RefusedWordError("the log was claimed, and nothing more is taken")
             if self.budget_bytes() <= 0:

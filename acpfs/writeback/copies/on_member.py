@@ -127,6 +127,10 @@ class MemberPlace:
         self._why = "no holder was chosen yet"
         self._failed: dict[str, float] = {}
         """Member → when it failed or refused."""
+        self._asked: dict[str, str] = {}
+        """Member → token of a session that it was asked for, and may have made: its answer did not
+        come. It is asked for the same one again, so that it holds for none that nobody uses.
+        """
         self._free_bytes = 0
         self._needed_bytes = 0
         self._tokens: set[str] = set()
@@ -234,13 +238,15 @@ class MemberPlace:
     def _begin_at(self, ranked: Sequence[HolderCandidate]) -> None:
         why = "no member in another failure domain holds copies"
         for one in ranked:
-            session = HolderSession(one.address.node, self._chance.token(8), one.address)
+            token = self._asked.setdefault(one.address.node, self._chance.token(8))
+            session = HolderSession(one.address.node, token, one.address)
             try:
                 self._begun(session, resume=False)
             except OSError as error:
                 why = f"{one.address.node}: {error.strerror or error}"
                 self._failed[one.address.node] = self._now()
                 continue
+            del self._asked[session.holder]
             log.info("another member holds copies", holder=session.holder)
             return
         with self._lock:
