@@ -52,6 +52,7 @@ ROWS = {
     ),
     "what it holds of other members (`exchange`, `copies`)": Row(
         older=(
+            "formats/test_left_records::test_what_is_held_is_adopted",
             "formats/test_forms::test_what_is_held_of_another_member_stays_whatever_else_is_said_of_it",
         ),
         newer=(
@@ -65,6 +66,7 @@ ROWS = {
     ),
     "what a worker leaves to the next one of its session": Row(
         older=(
+            "formats/test_left_records::test_a_session_says_what_was_open",
             "supervisor/test_older_version::test_files_go_on_over_a_change_of_the_state_and_the_older_code_is_refused_afterwards",
             "formats/test_handle_records::test_who_takes_all_of_the_word_for_flags_reads_the_same_ones",
         ),
@@ -82,17 +84,26 @@ ROWS = {
         newer=(NEWER_RECORD,),
     ),
     "where a member is reached, and its key": Row(
-        older=(MEMBER,),
+        older=(
+            "formats/test_left_records::test_what_is_held_is_adopted",
+            MEMBER,
+        ),
         newer=(NEWER_RECORD,),
     ),
     "names that are pending at a member": Row(
-        older=("backing/test_name_filter::test_a_record_of_an_older_acpfs_says_nothing",),
+        older=(
+            "formats/test_left::test_it_is_shown_as_it_was_and_drains",
+            "backing/test_name_filter::test_a_record_of_an_older_acpfs_says_nothing",
+        ),
         newer=(
             "backing/test_name_filter::test_what_a_newer_acpfs_or_anybody_wrote_there_says_nothing",
         ),
     ),
     "manifest": Row(
-        older=(LEFT,),
+        older=(
+            "formats/test_left_records::test_what_lies_at_stored_files_is_understood",
+            LEFT,
+        ),
         newer=("formats/test_forms::test_lines_of_a_manifest_that_have_another_form_are_left_out",),
     ),
     "staging files, areas": Row(
@@ -106,7 +117,10 @@ ROWS = {
         ),
     ),
     "claim of a log": Row(
-        older=("formats/test_forms::test_a_claim_is_whose_it_says_and_else_nobodys",),
+        older=(
+            "formats/test_left_records::test_what_lies_at_stored_files_is_understood",
+            "formats/test_forms::test_a_claim_is_whose_it_says_and_else_nobodys",
+        ),
         newer=("formats/test_forms::test_a_claim_is_whose_it_says_and_else_nobodys",),
     ),
     "what late calls do on this storage": Row(
@@ -121,15 +135,24 @@ ROWS = {
         newer=("formats/test_forms::test_a_mark_that_is_not_understood_refuses_the_mount",),
     ),
     "journal on the storage, of copies whose holder is out of reach": Row(
-        older=("writeback/test_journals::test_a_journal_of_today_is_read_by_later_versions",),
+        older=(
+            "formats/test_left_records::test_what_is_held_is_adopted",
+            "writeback/test_journals::test_a_journal_of_today_is_read_by_later_versions",
+        ),
         newer=(NEWER_JOURNAL,),
     ),
     "xattr `user.acpfs.xxh3`": Row(
-        older=("formats/test_forms::test_a_note_of_another_form_is_none",),
+        older=(
+            "formats/test_left_records::test_what_lies_at_stored_files_is_understood",
+            "formats/test_forms::test_a_note_of_another_form_is_none",
+        ),
         newer=("formats/test_forms::test_a_note_of_another_form_is_none",),
     ),
     "xattr `user.acpfs.fsync`": Row(
-        older=("filesystem/test_moves::test_the_fsync_mode_of_a_directory_that_moves_is_known",),
+        older=(
+            "formats/test_left_records::test_a_mount_goes_on_where_one_ended_in_order",
+            "filesystem/test_moves::test_the_fsync_mode_of_a_directory_that_moves_is_known",
+        ),
         newer=("filesystem/test_durable_names::test_a_mode_that_nobody_here_knows_is_none",),
     ),
     "xattr `user.acpfs.needs`": Row(why="it lies nowhere: it is in the mount only"),
@@ -154,17 +177,26 @@ ROWS = {
     ),
     "node id for after a reboot": Row(why="a line of text, with nothing to add"),
     "which mounts there are": Row(
-        older=("formats/test_forms::test_a_mount_is_found_whatever_else_its_record_says",),
+        older=(
+            "formats/test_left_records::test_what_a_run_directory_says",
+            "formats/test_forms::test_a_mount_is_found_whatever_else_its_record_says",
+        ),
         newer=("formats/test_forms::test_a_mount_is_found_whatever_else_its_record_says",),
     ),
     "bypassed mounts": Row(
-        older=("formats/test_newer::test_a_bypassed_mount_is_found_whatever_else_is_said_of_it",),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            "formats/test_newer::test_a_bypassed_mount_is_found_whatever_else_is_said_of_it",
+        ),
         newer=("formats/test_newer::test_a_bypassed_mount_is_found_whatever_else_is_said_of_it",),
     ),
     "node id": Row(why="a line of text, with nothing to add"),
     "key of a member": Row(why="a standard form (PEM); what is not one is made anew"),
     "learnt sizes, history, expected volume": Row(
-        older=("worker/test_learned::test_the_next_mount_expects_what_the_last_one_has_learnt",),
+        older=(
+            "formats/test_left_records::test_what_a_run_directory_says",
+            "worker/test_learned::test_the_next_mount_expects_what_the_last_one_has_learnt",
+        ),
         newer=(
             "worker/test_history::test_what_a_mount_has_kept_may_be_damaged",
             "mounting/test_expected::test_a_damaged_note_expects_nothing",
@@ -174,6 +206,7 @@ ROWS = {
     "list of `acpfs salvage`": Row(why="acpfs reads it never"),
     "what one supervisor leaves to the next": Row(
         older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
             "supervisor/test_handover::test_open_files_go_on_with_the_other_version",
             BOTH_VERSIONS,
         ),
@@ -195,7 +228,10 @@ ROWS = {
         why="the same code on both sides: that worker has started it"
     ),
     "settings that go on": Row(
-        older=(BOTH_VERSIONS,),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            BOTH_VERSIONS,
+        ),
         newer=(BOTH_VERSIONS,),
     ),
     "control socket": Row(
@@ -232,19 +268,31 @@ ROWS = {
         newer=("exchange/test_holding::test_words_that_make_no_sense_are_refused_with_a_sentence",),
     ),
     "manifest of a gasp": Row(
-        older=("formats/test_newer::test_a_gasp_is_not_taken_for_none",),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            "formats/test_newer::test_a_gasp_is_not_taken_for_none",
+        ),
         newer=("formats/test_newer::test_a_gasp_is_not_taken_for_none",),
     ),
     "messages of ranks, coordinators, launchers": Row(
-        older=("formats/test_newer::test_a_message_names_who_has_another_acpfs",),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            "formats/test_newer::test_a_message_names_who_has_another_acpfs",
+        ),
         newer=("formats/test_newer::test_a_message_names_who_has_another_acpfs",),
     ),
     "what a coordinator leaves": Row(
-        older=("formats/test_forms::test_where_a_coordinator_is_may_be_said_with_more_words",),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            "formats/test_forms::test_where_a_coordinator_is_may_be_said_with_more_words",
+        ),
         newer=("formats/test_forms::test_where_a_coordinator_is_may_be_said_with_more_words",),
     ),
     "faults, drills": Row(
-        older=("formats/test_forms::test_lines_of_faults_that_have_another_form_are_left_out",),
+        older=(
+            "formats/test_left_records::test_what_processes_left_is_understood",
+            "formats/test_forms::test_lines_of_faults_that_have_another_form_are_left_out",
+        ),
         newer=("formats/test_forms::test_lines_of_faults_that_have_another_form_are_left_out",),
     ),
     "what a rank that ends leaves": Row(

@@ -18,7 +18,8 @@ from acpfs.filesystem.salvage import salvage
 from acpfs.ram import place as places
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.writeback.copies.on_disk import DiskPlace, read_into
-from tests.formats.leave import CASES, FIXTURES, HELD, HELD_BYTES, NODE, lay, options, shown
+from tests.formats.fixture_files import FIRST, FIXTURES, HELD_BYTES, NODE, lay, shown
+from tests.formats.leave import CASES, options
 from tests.rig.mounts import AcpfsMount
 from tests.rig.runtime import REAL
 
@@ -57,7 +58,7 @@ def test_it_is_shown_as_it_was_and_drains(left: Path, tmp_path: Path, transport:
     wanted = json.loads((left / "shown.json").read_text())
     with mount:
         assert shown(mount.path) == wanted
-        assert (mount.path / HELD).stat().st_size == HELD_BYTES
+        assert (mount.path / FIRST).stat().st_size == HELD_BYTES
         mount.flush()
         assert mount.ask("doctor") == {"items": []}
         mount.umount()

@@ -21,7 +21,8 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.member_records import DIRECTORY, NodeRecord, NodeState
 from acpfs.ram.state import STATE_VERSION
 from tests.cluster.stand import QUICK
-from tests.formats.leave import ENDS, FIXTURES, MEMBERS, NODE
+from tests.formats.fixture_files import FIXTURES, NODE
+from tests.formats.leave import ENDS, MEMBERS
 from tests.rig.history import installation_before_state_version
 from tests.rig.mounts import AcpfsMount
 from tests.rig.runtime import REAL

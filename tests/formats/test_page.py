@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from acpfs import __version__
-from tests.formats.leave import CASES, FIXTURES, MEMBERS
+from tests.formats.fixture_files import FIXTURES
+from tests.formats.leave import ALL
+from tests.formats.row_fixtures import FIXTURES_OF, Kept
 from tests.formats.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -130,8 +135,35 @@ def test_what_has_a_version_has_a_test_that_a_newer_one_is_refused() -> None:
     )
 
 
+def names_in(case: Path) -> set[str]:
+    """What a fixture has: names of files, and `NAME#XATTR`."""
+    if not (case / "files.json").exists():
+        return {path.name for path in case.iterdir()}
+    found: dict[str, dict[str, Any]] = json.loads((case / "files.json").read_text())
+    return {
+        name if attribute is None else f"{name}#{attribute}"
+        for name, kept in found.items()
+        for attribute in (None, *kept.get("xattrs", {}))
+    }
+
+
+@pytest.mark.clause("S564")
+def test_every_line_of_the_page_has_a_fixture_or_says_why_not() -> None:
+    """Of the version that was cut last; and who reads it is among the tests of the line."""
+    assert sorted(rows_of_the_page().keys() ^ FIXTURES_OF.keys()) == []
+    kept = {name: one for name, one in FIXTURES_OF.items() if isinstance(one, Kept)}
+    assert len(kept) > 20
+    for name, one in kept.items():
+        names = names_in(FIXTURES / __version__ / one.case)
+        assert any(fnmatchcase(found, one.name) for found in names), f"{name}: {one.name}"
+        module, _colons, function = one.test.partition("::")
+        assert function in functions(module), f"{name}: {one.test}"
+        assert one.test in ROWS[name].older, f"{name}: it is no test of an older form"
+    assert all(isinstance(one, Kept) or len(one) > 10 for one in FIXTURES_OF.values())
+
+
 @pytest.mark.clause("S513", "S530")
 def test_what_this_version_leaves_is_kept_for_later_ones() -> None:
     """`tools/release --cut VERSION` makes it, so that the next one's tests have it."""
     found = {path.name for path in (FIXTURES / __version__).iterdir()}
-    assert found == {*CASES, MEMBERS}
+    assert found == set(ALL)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs import __version__
 from tests.rig.mounts import REPOSITORY
 
 
@@ -36,6 +37,17 @@ def before(text: str, path: str) -> str:
 def before_state_version(version: int) -> str:
     """The commit before the one that brought this format of the state."""
     return before(f"STATE_VERSION = {version}", "acpfs/ram/state.py")
+
+
+def released() -> str:
+    """The version that was cut last: its tag, else the commit that wrote it."""
+    tag = _git("rev-parse", "--verify", "--quiet", f"v{__version__}^{{commit}}")
+    if tag:
+        return tag
+    found = _git("log", "--format=%H", f'-S"{__version__}"', "--", "acpfs/__init__.py")
+    if not found:
+        pytest.skip(f"this checkout's history does not go back to {__version__}")
+    return found.splitlines()[-1]
 
 
 def commit_before() -> str:
