@@ -130,11 +130,23 @@ def test_site(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.clause("S532")
 def test_package(tmp_path: Path) -> None:
-    """A release but for its tag and bundle: builds are equal, the wheel is whole and mounts."""
-    said = ended([PYTHON, "tools/release.py", "--rehearsal", str(tmp_path / "out")])
+    """A release but for its tag and other Pythons: builds are equal, the wheel is whole and mounts.
+
+    As root without a network, with what was fetched before.
+    """
+    wheels = tmp_path / "wheels"
+    ended([PYTHON, "tools/release.py", "--own-python", "--fetch", str(wheels)])
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
+    said = ended(
+        [
+            *(["unshare", "--net"] if os.geteuid() == 0 else []),
+            *(PYTHON, "tools/release.py", "--rehearsal", str(tmp_path / "out")),
+        ],
+        **offline,
+    )
     assert "two builds are equal" in said
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    endings = [".cdx.json", "-man.tar.gz", "-py3-none-any.whl", ".tar.gz", "SHA256SUMS"]
+    endings = [".cdx.json", "-man.tar.gz", "-py3-none-any.whl", ".tar.gz", "SHA256SUMS", ".run"]
     assert all(any(name.endswith(ending) for name in names) for ending in endings), names
     ended(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=str(tmp_path / "out"))
     (bill,) = (tmp_path / "out").glob("*.cdx.json")
@@ -143,6 +155,46 @@ def test_package(tmp_path: Path) -> None:
     assert {"attrs", "trio", "xxhash"} <= {one["name"] for one in found["components"]}
     refs = {one["ref"] for one in found["dependencies"]}
     assert all(set(one["dependsOn"]) <= refs for one in found["dependencies"])
+
+
+@pytest.mark.check
+@pytest.mark.clause("S566")
+def test_a_python_that_is_not_here_is_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said and passed over: nobody reads what a release that succeeds prints."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tools"))
+    import release
+
+    (tmp_path / "python3.10").symlink_to(PYTHON)
+    stand_in = tmp_path / "python3.13"
+    stand_in.write_text("#!/bin/sh\nexit 127\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(release.ReleaseError, match=r"no Python 3\.11, 3\.12, 3\.13, 3\.14 on the"):
+        release.pythons(allow_missing=False)
+    found = dict(release.pythons(allow_missing=True))
+    assert found.keys() == set(release.PYTHONS)
+    assert [version for version, path in found.items() if path] == ["3.10"]
+
+
+@pytest.mark.check
+@pytest.mark.clause("S566")
+@pytest.mark.parametrize("differs", ["acpfs-1.cdx.json", "acpfs-1-linux-x.run", "acpfs-1.whl"])
+def test_two_builds_that_differ_are_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tools"))
+    import release
+
+    for build in ("first", "second"):
+        (tmp_path / build).mkdir()
+        (tmp_path / build / differs).write_text(build)
+        (tmp_path / build / "equal").write_text("equal")
+    with pytest.raises(release.ReleaseError, match=rf"two builds differ: {differs}$"):
+        release.check_equal(tmp_path / "first", tmp_path / "second")
+    (tmp_path / "second" / differs).write_text("first")
+    release.check_equal(tmp_path / "first", tmp_path / "second")
 
 
 @pytest.mark.check

@@ -2,13 +2,15 @@
 
     tools/release --cut VERSION       before the tag: gives the tree that version (cut_release.py)
     tools/release                     from a clean tag vVERSION; to dist/VERSION
-    tools/release --rehearsal DIR     from the working tree as it is, without the bundle
+    tools/release --rehearsal DIR     from the working tree as it is, for the Python that runs it
+    tools/release --fetch DIR         all that comes from a package index, for a release without a
+                                      network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR tools/release
 
 The version is the one in `acpfs/__init__.py`, and the tag, the changelog's section and the names of
-the files must agree with it. Everything is built twice, in two places and at two times, and must be
-equal byte by byte; times in archives are the commit's. The wheel is installed with each Python of
-`PYTHONS` that is there, and mounts. What is needed from a package index (the builder, dependencies)
-pip gets as it is told to: with PIP_NO_INDEX and PIP_FIND_LINKS nothing comes over a network.
+the files must agree with it. Everything is built twice, in two places and at two times, the SBOM
+and the bundle too, and must be equal byte by byte; times in archives are the commit's. The wheel is
+installed with each Python of `PYTHONS`, and mounts. One that is not here is no release, unless
+`--allow-missing` takes it for one that was tried elsewhere.
 """
 
 from __future__ import annotations
@@ -164,8 +166,40 @@ def make_environment(python: str | Path, target: Path, *words: str | Path) -> Pa
     """A virtual environment with something in it; its interpreter."""
     run(python, "-m", "venv", target)
     made = target / "bin/python"
-    run(made, "-m", "pip", "install", "--quiet", *words)
+    if words:
+        run(made, "-m", "pip", "install", "--quiet", *words)
     return made
+
+
+def bundle(wheel: Path, target: Path, epoch: int, versions: str) -> None:
+    """One file with the wheel and all that it needs, for these versions of Python."""
+    run(
+        "bash",
+        "tools/bundle",
+        target / f"acpfs-{version_of(ROOT)}-linux-{os.uname().machine}.run",
+        ACPFS_BUNDLE_WHEEL=str(wheel),
+        ACPFS_BUNDLE_PYTHONS=versions,
+        SOURCE_DATE_EPOCH=str(epoch),
+    )
+
+
+def fetch(target: Path, versions: str) -> None:
+    """What a build and the bundle need from a package index, to a directory."""
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        scratch = Path(place)
+        pip = make_environment(sys.executable, scratch / "pip")
+        run(pip, "-m", "pip", "download", "--quiet", "--dest", target, BUILDER)
+        builder = make_environment(
+            sys.executable, scratch / "builder", "--find-links", target, BUILDER
+        )
+        run(builder, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch)
+        (wheel,) = scratch.glob("*.whl")
+        bundle(wheel, scratch, 0, versions)
+        (packed,) = scratch.glob("*.run")
+        _script, _line, wheels = packed.read_bytes().partition(b"\n# -- wheels\n")
+        with tarfile.open(fileobj=io.BytesIO(wheels)) as archive:
+            archive.extractall(target, filter="data")
 
 
 def check_wheel(python: str | Path, wheel: Path, version: str, target: Path) -> str:
@@ -247,8 +281,12 @@ def _needed(requirement: str) -> str:
     return "" if found is None or "extra ==" in requirement else _normal(found[0])
 
 
-def pythons() -> list[tuple[str, str | None]]:
-    """Versions that are supported or tried, and the interpreter of each that is here."""
+def pythons(*, allow_missing: bool) -> list[tuple[str, str | None]]:
+    """Versions that are supported, and the interpreter of each; None: it is not here.
+
+    Raises:
+        ReleaseError: one is not here, and that is not allowed.
+    """
     found: list[tuple[str, str | None]] = []
     for version in PYTHONS:
         path = shutil.which(f"python{version}")
@@ -257,49 +295,73 @@ def pythons() -> list[tuple[str, str | None]]:
         except ReleaseError:  # a version switcher's stand-in for one that is not there
             real = None
         found.append((version, real or None))
+    missing = [version for version, path in found if path is None]
+    if missing and not allow_missing:
+        raise ReleaseError(
+            f"no Python {', '.join(missing)} on the path, and acpfs supports it: bring it here, or "
+            "say --allow-missing where its wheel is tried elsewhere"
+        )
     return found
+
+
+def build_all(scratch: Path, epoch: int, versions: str, here: list[tuple[str, str | None]]) -> None:
+    """All files but the checksums, twice: in `scratch/first` and `scratch/second`.
+
+    Raises:
+        ReleaseError: a part cannot be made.
+    """
+    builder = make_environment(sys.executable, scratch / "builder", BUILDER)
+    version = version_of(ROOT)
+    python = next(path for _name, path in here if path)
+    for name in ("first", "second"):
+        build(builder, scratch / name, epoch)
+        (wheel,) = (scratch / name).glob("*.whl")
+        if wrong := problems_of(wheel):
+            raise ReleaseError("\n".join(wrong))
+        installed = make_environment(python, scratch / f"{name}-installed", wheel)
+        bom = json.dumps(sbom(installed, wheel, version, epoch), indent=1)
+        (scratch / name / f"acpfs-{version}.cdx.json").write_text(bom + "\n", encoding="utf-8")
+        bundle(wheel, scratch / name, epoch, versions)
 
 
 def main() -> int:
     """Make it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rehearsal", metavar="DIRECTORY", type=Path, help="no tag is needed")
+    parser.add_argument("--fetch", metavar="DIRECTORY", type=Path, help="what pip would fetch")
+    parser.add_argument("--own-python", action="store_true", help="fetch for this one only")
+    parser.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="release though a supported Python is not here",
+    )
     given = parser.parse_args()
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    versions = own if given.rehearsal or given.own_python else " ".join(PYTHONS)
+    if given.fetch is not None:
+        fetch(given.fetch, versions)
+        return 0
     version = version_of(ROOT)
     out = given.rehearsal or ROOT / "dist" / version
     if out.exists() and any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty")
     if given.rehearsal is None:
         check_tag(version)
+    here: list[tuple[str, str | None]] = [(own, sys.executable)]
+    if given.rehearsal is None:
+        here = pythons(allow_missing=given.allow_missing)
     epoch = int(run("git", "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
-        builder = make_environment(sys.executable, scratch / "builder", BUILDER)
-        for name in ("first", "second"):
-            build(builder, scratch / name, epoch)
+        build_all(scratch, epoch, versions, here)
         check_equal(scratch / "first", scratch / "second")
         (wheel,) = (scratch / "first").glob("*.whl")
-        if wrong := problems_of(wheel):
-            raise ReleaseError("\n".join(wrong))
-        here = [("", sys.executable)] if given.rehearsal else pythons()
         seen = [
-            f"Python {name}: not here"
+            f"Python {name}: NOT HERE, and not tried"
             if python is None
             else check_wheel(python, wheel, version, scratch / f"with{name}")
             for name, python in here
         ]
-        installed = next(scratch / f"with{name}" for name, python in here if python)
-        bom = sbom(installed / "bin/python", wheel, version, epoch)
-        (scratch / f"first/acpfs-{version}.cdx.json").write_text(json.dumps(bom, indent=1) + "\n")
-        if given.rehearsal is None:
-            name = f"acpfs-{version}-linux-{os.uname().machine}.run"
-            run(
-                "bash",
-                "tools/bundle",
-                scratch / "first" / name,
-                ACPFS_BUNDLE_WHEEL=str(wheel),
-                SOURCE_DATE_EPOCH=str(epoch),
-            )
         files = sorted((scratch / "first").iterdir())
         sums = "".join(f"{digest(file)}  {file.name}\n" for file in files)
         (scratch / "first/SHA256SUMS").write_text(sums, encoding="ascii")
