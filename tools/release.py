@@ -122,8 +122,8 @@ def pack_man_pages(tree: Path, target: Path, epoch: int) -> None:
     """The manual, for distributions: the same bytes whenever it is packed."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for page in sorted((tree / "docs/man").glob("*.1")):
-            info = tarfile.TarInfo(f"man1/{page.name}")
+        for page in sorted((tree / "docs").glob("man*/*.[18]")):
+            info = tarfile.TarInfo(f"man{page.suffix[1:]}/{page.name}")
             info.size = page.stat().st_size
             info.mtime = epoch
             archive.addfile(info, io.BytesIO(page.read_bytes()))

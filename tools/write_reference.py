@@ -81,10 +81,15 @@ OTHER_COMMANDS = {
         "`fatal_pairs`, `pairs`"
     ),
     "acpfs-train status": (
-        "a list, one of each coordinator of this node: what it says of its job, with `ranks`; for "
-        "people: fields may change with any version"
+        "a list, one of each coordinator of this node: `at`, `job`, `coordinator`, `active`, "
+        "`term`, `generation`, `state`, `world`, `connected`, `gate`, `shards`, `tls`, "
+        "`coordinators` (number → address), `counts` (name → how often), `text`, `stall` (null: "
+        "nobody hangs), `ranks`: a list of `rank`, `node`, `lost` (why; null: it is not), "
+        "`unprotected` (why; null: it is not), `stacks`, and once it has begun `done`, `ready`, "
+        "`phase`; for people: texts in it may change with any version"
     ),
 }
+"""`tests/cli/test_train_json.py` runs them, and compares names."""
 COMMON = {
     "path": "below the mount point",
     "size": "bytes",
