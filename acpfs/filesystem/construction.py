@@ -211,6 +211,7 @@ class FileSystemParts:
         self.lower_view = LowerView(
             self.settings, self.upper, self.lower, self._pools.requests, self.contents
         )
+        self.contents.earlier.follow(self.lower_view.notices.changed)
         self.changes = Changes(
             self.upper,
             self.contents,

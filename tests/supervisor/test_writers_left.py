@@ -335,3 +335,99 @@ def test_a_version_that_is_kept_back_is_stored_when_nobody_can_write_it(
         assert not (mount.backing / "step-2" / "state").exists()
     mount.wait_drained()
     assert stored(mount) == path.read_bytes() == b"2" * 8192 + b"1" * (SIZE - 8192)
+
+
+@contextmanager
+def held_up(mount: AcpfsMount) -> Iterator[None]:
+    """Nothing comes to the backing directory."""
+    mount.ctl("set", "bandwidth=1")
+    try:
+        yield
+    finally:
+        mount.ctl("set", "bandwidth=0")
+
+
+def shown(path: Path) -> tuple[int, bytes]:
+    """Its length, and its bytes, also those behind its length."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.fstat(fd).st_size, os.pread(fd, 2 * SIZE, 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("way", ["synced", "discarded"])
+def test_what_grows_behind_a_version_that_is_kept_back_is_in_no_file(
+    transport: str, make_mount: MakeMount, tmp_path: Path, way: str
+) -> None:
+    """Its length is that of what was synced, in the mount, on the backing directory and for who
+    appends to it later.
+    """
+    mount = laid(make_mount, tmp_path, transport, ram="32M")
+    with held_up(mount), writing(mount, "descriptor") as (path, writer):
+        assert writer.tell("sync") == "done"
+        if way == "discarded":
+            assert writer.tell("1") == "done"
+        mount.kill()
+        mount.start(bandwidth=1)
+        if way == "discarded":
+            mount.ctl("discard", str(path))
+        assert state(mount, path) != "interrupted"
+        assert writer.tell("2", SIZE) == "done"
+        assert shown(path) == (SIZE, b"1" * SIZE)
+        writer.end()
+        mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+        assert shown(path) == (SIZE, b"1" * SIZE)
+    mount.wait_drained()
+    assert shown(path) == (SIZE, stored(mount))
+    with open(path, "ab") as again:
+        again.write(b"3")
+    mount.wait_drained()
+    assert shown(path) == (SIZE + 1, stored(mount))
+    assert stored(mount) == b"1" * SIZE + b"3"
+
+
+def test_a_copy_of_a_version_that_was_kept_back_has_its_length(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """There is room for one later, and who had it open goes on behind its end."""
+    mount = laid(make_mount, tmp_path, transport, ram="32M")
+    with held_up(mount), writing(mount, "descriptor") as (path, writer):
+        assert writer.tell("sync") == "done"
+        mount.kill()
+        mount.start(bandwidth=1)
+        assert writer.tell("2", SIZE) == "done"
+        mount.ctl("set", "ram=128M")
+        mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+        assert writer.tell("3", SIZE + 8192) == "done"
+        assert shown(path) == (SIZE, b"1" * SIZE)
+    mount.wait_drained()
+    assert shown(path) == (SIZE, stored(mount))
+
+
+@pytest.mark.parametrize("ends", ["room", "nobody"])
+def test_a_half_that_is_kept_back_is_shown_as_long_as_it_says(
+    transport: str, make_mount: MakeMount, tmp_path: Path, ends: str
+) -> None:
+    """As it was when the mount began, and then as long as it is when nobody writes it any more, or
+    at the moment of its copy.
+    """
+    mount = laid(make_mount, tmp_path, transport, ram="32M")
+    with writing(mount, "descriptor") as (path, writer):
+        mount.kill()
+        mount.start()
+        assert shown(path)[0] == SIZE
+        assert writer.tell("2", SIZE) == "done"
+        length, data = shown(path)
+        assert length == len(data)
+        if ends == "room":
+            mount.ctl("set", "ram=128M")
+            mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+            assert writer.tell("3", SIZE + 8192) == "done"
+    mount.wait_status(lambda status: "kept back" not in str(status["warnings"]))
+    half = b"1" * SIZE + b"2" * 8192
+    assert shown(path) == (len(half), half)
+    assert state(mount, path) == "interrupted"
+    mount.ctl("retry", str(path))
+    mount.wait_drained()
+    assert shown(path) == (len(half), stored(mount))

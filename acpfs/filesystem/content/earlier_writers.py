@@ -6,6 +6,8 @@ was aborted). What is written then belongs to no mount any more: its fsync and c
 next mount gives its content and versions a tier file of their own, a copy that is of one moment.
 Where RAM has no room for that, or somebody writes all the time, the file is kept back as it is: it
 takes no change, and nothing of it is stored, until there is a copy or nobody can write it any more.
+Meanwhile it is as long as it was when the mount began. What grows behind that is in no file, but of
+a half, which is then as long as its bytes.
 
 Owns which tier files these are. Used under the file system's lock between waits; nothing here
 asks the backing directory.
@@ -73,6 +75,11 @@ class EarlierWriters:
         """Of those that were written to all the while: when the next copy is tried, monotonic
         time, seconds.
         """
+        self._resized: Callable[[Ino], None] = lambda _ino: None
+
+    def follow(self, resized: Callable[[Ino], None]) -> None:
+        """Call this with each file of which the kernel may know another length."""
+        self._resized = resized
 
     def may_write(self, tier_id: TierId) -> bool:
         """Whether the tier file is one of them."""
@@ -121,6 +128,8 @@ class EarlierWriters:
                 if node is not None:
                     self._ended(node)
                 self._tier.bring_back(tier_id)
+                if node is not None or self._versions.on(tier_id):
+                    self._bound(tier_id, node, tier_id, self._tier.stat(tier_id).st_size)
         now = self._now()
         return [
             tier_id
@@ -202,12 +211,29 @@ class EarlierWriters:
         self._tier.settle(target)
         if node is not None and node.body is not body:
             node = None
-        if node is not None:
-            # As of the copy's moment: what says how long the file is lies within it.
-            node.size = length
-            node.blocks = self._tier.stat(target).st_blocks
+        self._bound(tier_id, node, target, length)
         self._taken(tier_id, target, node)
         return True
+
+    def _bound(self, tier_id: TierId, node: Node | None, target: TierId, length: int) -> None:
+        """Nobody makes `target` longer any more: it has what there is of the tier file, `length`
+        bytes, and ends where its file ends.
+
+        A half ends with its bytes, for what says how long the file is may lie within them. Of what
+        was complete the length is known, and who has the mount's file open now would append behind
+        what is more, and read it.
+        """
+        if node is not None and node.body.modified:
+            is_told = length != node.size and node.lookups
+            node.size = length
+            node.blocks = self._tier.stat(target).st_blocks
+            self._table.changed(node)
+            if is_told:
+                self._resized(node.ino)
+            return
+        end = max(self._versions.frozen_bytes(tier_id), 0 if node is None else node.size)
+        if end < length:
+            self._tier.cut(target, end)
 
     def _taken(self, tier_id: TierId, target: TierId, node: Node | None) -> None:
         """The copy is whole: who has read on in the old file finds that its number has changed."""

@@ -95,6 +95,8 @@ class Reads:
             return await self._spilled(body, offset, size)
         if body.is_outgrown:
             return await self._outgrown.read(body, offset, size)
+        if self._contents.earlier.may_write(body.tier):
+            size = min(size, max(0, node.size - offset))  # others may make the tier file longer
         return await self._contents.read(body, offset, size)
 
     async def _spilled(self, body: Body, offset: int, size: int) -> bytes:
