@@ -108,6 +108,10 @@ class History(Serving):
         """Since what a death left was last judged."""
         self._kept_back: dict[str, set[bytes]] = {}
         """What writers of a dead session have made of files."""
+        self._changing: dict[str, tuple[int, list[bytes]]] = {}
+        """Files that were kept back as programs went on with what the mount shows: how long each is
+        as long as it is kept back, and what dead writers have made of it.
+        """
         self._in_vain_s: dict[str, float] = {}
         """Files that are kept back though RAM has room for a copy; since when."""
         self._halves_of = 0
@@ -295,12 +299,29 @@ class History(Serving):
                 former_bytes = len(file.content)
                 file.becomes(at, data)
                 file.comes_in_pages(former_bytes)
+                if self.life is not None:
+                    path = self.life.kept_back_as(dead.tier_id)
+                    if path in self._changing:
+                        shown_bytes, later = self._changing[path]
+                        later.append(file.content[:shown_bytes])
+                        self.changed_unseen.add(path)
             await passthrough.write_on(dead, at, data, chance)
             if not is_behind and self.life is not None:
                 path = self.life.kept_back_as(dead.tier_id)
                 self._kept_back.setdefault(path, set()).add(file.content)
         await trio.sleep(chance.choice(DEAD_PAUSES_S))
         passthrough.end(dead)
+
+    def _note_kept_back(self, life: Life) -> None:
+        """What the mount shows of such files others may change until there is a copy (S506)."""
+        self._changing.clear()
+        self.changed_unseen.clear()
+        for path in life.kept_back():
+            for told in self.told:
+                content = told.now.get(path.encode())
+                if content is not None:
+                    later = told.became.setdefault(content, [content])
+                    self._changing[path] = (len(content), later)
 
     def _is_left_behind(self, dead: DeadWriter) -> bool:
         """Whether a mount has begun since, and does not need the file any more that he writes."""
@@ -503,6 +524,9 @@ class History(Serving):
         for program, its_process in zip(self.programs, self.processes, strict=True):
             program.died(below(got, program.told.directory))
             its_process.begin_at(life.number)
+        if self.knobs.leaves_writers:
+            self._note_kept_back(life)
+            self._nursery.start_soon(self._decide, life)
         if self.reader is not None:
             self.reader.begin_at(life.number)
         self._halves_of = life.number
@@ -513,7 +537,7 @@ class History(Serving):
         writers do; but for those that are kept back until there is a copy (S506).
         """
         chance = self.choices.stream("untouched", life.number)
-        kept_back = set(life.kept_back())
+        kept_back = set(life.kept_back_at_first)
         for _time in range(2):
             await trio.sleep(chance.choice(DEAD_PAUSES_S))
             kept_back.update(life.kept_back())
@@ -524,6 +548,13 @@ class History(Serving):
                     words = differences({one: now[one] for one in wanted if one in now}, wanted)
                     raise Finding("FOREIGN", f"is changed by nobody of this mount: {words}")
             self.counts["looks at what nobody changes"] += 1
+
+    async def _decide(self, life: Life) -> None:
+        """What was kept back as an operator wanted it stored, he wants stored later."""
+        while life.undecided and not life.turns.is_over:
+            await trio.sleep(LOOK_S)
+            if not life.turns.is_over:
+                life.decide_once_more()
 
     async def _until_made_again(self, process: Process) -> None:
         """A directory that somebody has removed cannot be listed until acpfs has made it again."""

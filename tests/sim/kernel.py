@@ -47,6 +47,8 @@ class Serving:
         self.passthrough: Passthrough | None = None
         """None: the kernel has no such lane."""
         self.life: Life | None = None
+        self.changed_unseen: set[str] = set()
+        """Files that dead writers have changed since programs were told what the mount shows."""
         self._requests = 0
         self.table = ProcessTable()
 
@@ -228,7 +230,7 @@ class Process:
         life = self._machine.life
         if not self._machine.knobs.leaves_writers or life is None or life.turns.is_over:
             return []
-        return life.kept_back()
+        return [*life.kept_back(), *self._machine.changed_unseen]
 
     @contextlib.asynccontextmanager
     async def locked(self, ino: Ino) -> AsyncIterator[None]:

@@ -294,6 +294,10 @@ class Life:
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
         self.died = trio.Event()
+        self.kept_back_at_first: list[str] = []
+        """Before anybody could call it."""
+        self.undecided: set[Ino] = set()
+        """Halves that were kept back as an operator wanted them stored."""
         self._asked: set[trio.CancelScope] = set()
         """Of programs that wait for its answers."""
         self.turns = Turns(choices.stream("turns", *streams), in_order=choices.in_order)
@@ -499,6 +503,7 @@ class Life:
         nursery.start_soon(self._guarded, self._look_after)
         if self._passthrough is not None:
             nursery.start_soon(self._guarded, self._watch_writers, self._passthrough)
+        self.kept_back_at_first = self.kept_back()
         self.is_serving = True
 
     def _keep(self, ino: Ino, fds: list[int]) -> None:
@@ -660,7 +665,8 @@ class Life:
                 if self.log.unsealed_of(
                     node.ino
                 ):  # what was synced is to stay, and it has no more (S478)
-                    self.inner.interrupted.store(self.inner.table.path(node.ino))
+                    if not self.inner.interrupted.store(self.inner.table.path(node.ino)):
+                        self.undecided.add(node.ino)
                 else:
                     self.inner.changes.discard(node)
             self.state.commit()
@@ -671,6 +677,15 @@ class Life:
             for node in [one for one in self.inner.table if one.is_file and one.body.interrupted]:
                 if self.log.unsealed_of(node.ino) and not node.handles:
                     self.inner.interrupted.store(self.inner.table.path(node.ino))
+
+    def decide_once_more(self) -> None:
+        """An operator comes back to halves that were kept back as he wanted them stored."""
+        with self.fs.lock:
+            for ino in [*self.undecided]:
+                node = self.inner.table.get(ino)
+                is_half = node is not None and node.body.interrupted and not node.handles
+                if not is_half or self.inner.interrupted.store(self.inner.table.path(ino)):
+                    self.undecided.discard(ino)
 
     def reached(self) -> dict[str, int]:
         """Places that a history may come to: a bug at one where none comes is not found."""

@@ -157,7 +157,9 @@ class Kernel(Protocol):
         ...
 
     def kept_back(self) -> list[str]:
-        """Files that take no change, as writers of a dead session have them (S506)."""
+        """Files that take no change, as writers of a dead session have them (S506), or of which
+        nobody knows what those have made.
+        """
         ...
 
     async def settle_mappings(self) -> None:
