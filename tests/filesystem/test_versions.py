@@ -16,7 +16,7 @@ import trio
 from acpfs.filesystem.records import AttributeChange, OpenFile
 from acpfs.filesystem.steps import Call, settled
 from acpfs.types import ROOT
-from acpfs.writeback.log.ops import VersionState
+from acpfs.writeback.log.ops import Metadata, VersionState
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run, world
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
@@ -412,6 +412,25 @@ def test_what_was_set_behind_a_close_that_is_taken_back_keeps_its_place(
         else:
             assert os.getxattr(path, "user.tag") == b"kept"
             assert has_mode(path, others), "it was not asked for"
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S595")
+def test_rights_behind_a_close_of_an_older_acpfs_go_to_the_owner_alone(tmp_path: Path) -> None:
+    """Its row does not say what permissions the older content has: the call after it was EIO."""
+
+    async def scenario(w: World) -> None:
+        opened = await close_in_doubt(w)
+        [store] = w.log
+        store.meta = Metadata(mtime_ns=store.meta.mtime_ns)
+        await w.write(b"before", b"x")  # so that it is not folded into the close
+        await w.do(w.fs.setattr(store.ino, AttributeChange(mode=0o640), None, CALLER))
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"old"
+        assert has_mode(w.backing / "f", 0o600)
         await w.close(opened)
 
     run(tmp_path, scenario)

@@ -216,6 +216,25 @@ def test_what_overwrites_a_file_keeps_the_rights_that_the_file_had(log: Operatio
     assert (op.meta.permissions, op.meta.mtime_ns) == (0o600, 7)
 
 
+@pytest.mark.clause("S595")
+@pytest.mark.parametrize(
+    ("earlier", "change", "left"),
+    [
+        (Metadata(0o640), Metadata(0o604), Metadata(0o600)),
+        (Metadata(0o640), Metadata(uid=7), Metadata(0o000, uid=7)),
+        (Metadata(), Metadata(), Metadata()),
+        (Metadata(), Metadata(0o644), Metadata(0o600)),
+        (Metadata(), Metadata(uid=7), Metadata(0o000, uid=7)),
+        (Metadata(), Metadata(0o644, gid=7), Metadata(0o000, gid=7)),
+        (Metadata(uid=7), Metadata(0o644, uid=7), Metadata(0o600, uid=7)),
+    ],
+)
+def test_rights_of_which_nobody_knows_are_left_to_who_could_give_them(
+    earlier: Metadata, change: Metadata, left: Metadata
+) -> None:
+    assert change.narrowed_from(earlier) == left
+
+
 def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db", REAL)
     log = OperationLog(state, REAL.clock)

@@ -103,14 +103,21 @@ class Metadata:
         )
 
     def narrowed_from(self, earlier: Metadata) -> Metadata:
-        """Owner, group and permissions, none of them None as in `earlier`, with which nobody may
-        do more than after `earlier`, nor than after this change of it.
+        """Owner, group and permissions with which nobody may do more than after `earlier`, nor than
+        after this change of it; None as in `earlier` where that leaves them as they are.
+
+        A close of an older acpfs may not say what permissions the file had. Then its owner alone is
+        left what this change gives, for he could give it to himself; a new one, nothing.
         """
-        assert earlier.permissions is not None
         uid = earlier.uid if self.uid is None else self.uid
         gid = earlier.gid if self.gid is None else self.gid
+        has_others = (uid, gid) != (earlier.uid, earlier.gid)
         left = earlier.permissions
-        if (uid, gid) != (earlier.uid, earlier.gid):
+        if left is None:
+            if self.permissions is None and not has_others:
+                return Metadata(uid=uid, gid=gid)
+            left = 0 if has_others else stat.S_IRWXU
+        if has_others:
             # whoever was its owner, of its group, or another may be any of these by now
             left = (left >> 6 & left >> 3 & left & 0o7) * 0o111
         if self.permissions is not None:
