@@ -401,7 +401,10 @@ VERBS: dict[str, Verb] = {
             "take nothing more of a node that is lost, and say where its copy lies; 5 where it "
             "lives, or where nothing is held of it that counts"
         ),
-        answer=("`node`, `by` (this one), `backing`, `runtime_dir`, `spill` (the copy), `volume`"),
+        answer=(
+            "`node`, `by` (this one), `backing`, `runtime_dir`, `spill` (the copy), `volume`, "
+            "`settings` (of the order, as they are here)"
+        ),
         owner_only=True,
     ),
     "adopted": Verb(

@@ -31,6 +31,18 @@ from acpfs.writeback.copies.journal_marks import read_mark
 
 LOOK_S = 2.0
 """Whether a directory is there, the backing directory must say within this time."""
+_AS_HERE = (
+    "cluster_order",
+    "pointer_patterns",
+    "checkpoint_patterns",
+    "keep_last_persisted",
+    "guard_time_s",
+    "heartbeat_s",
+    "clock_bound_s",
+    "node_timeout_s",
+    "node_forget_after_s",
+)
+"""Settings of a mount that adopts: what comes after what is the same on all members."""
 
 
 class WorkerVerbs:
@@ -247,6 +259,7 @@ class WorkerVerbs:
         if not is_claimed and any(one.node == node for one in parts.cluster.live_records()):
             raise RefusedError(f"{node} is alive: what it has closed is its own to drain")
         token = await parts.given.threads.run_sync(self._counting, node)
+        settings = parts.settings.as_json()
         try:
             place = parts.holding.claim(node, token)
         except KeyError:
@@ -258,6 +271,7 @@ class WorkerVerbs:
             "runtime_dir": os.fspath(parts.runtime),
             "spill": os.fspath(place),
             "volume": parts.identity.volume_id,
+            "settings": {name: settings[name] for name in _AS_HERE},
         }
 
     def _counting(self, node: str) -> str:
@@ -285,8 +299,17 @@ class WorkerVerbs:
     async def _adopted(self, request: ControlRequest, _tell: Report) -> Json:
         node = request.text("node")
         record = await outcome(self._parts.cluster.record_anew(node))
-        if record is None or record.state is not NodeState.LEFT or record.withheld:
+        if record is None or record.state is not NodeState.LEFT:
             raise RefusedError(f"the log of {node} is not drained: what is held of it stays")
+        if record.withheld:
+            with self._parts.fs.lock:
+                others = self._parts.cluster.statistics().peers
+            missing = ", ".join(one.node for one in others if one.missing) or "none"
+            raise RefusedError(
+                f"{record.withheld} pointers of {node} are withheld for other nodes (missing now: "
+                f"{missing}), so what is held of it stays: `acpfs-ctl adopt {node}` goes on when "
+                "they are back, adopted or forgotten (`acpfs-ctl nodes`)"
+            )
         with self._parts.fs.lock:
             self._parts.holding.adopted(node)
         await self._parts.given.threads.run_sync(self._parts.holding.delete_gone)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from acpfs.cli.verbs import adopt
 from acpfs.control.registry import adopting_lock
-from acpfs.errors import RefusedError
-from acpfs.runtime.file_locks import locked
+from acpfs.errors import DeadlineError, ExitCode, RefusedError
+from acpfs.runtime.file_locks import locked, locked_until
 
 clause = pytest.mark.clause
+
+
+def adopts(tmp_path: Path, *words: str) -> Result:
+    target = SimpleNamespace(record=lambda: SimpleNamespace(runtime_dir=str(tmp_path)))
+    return CliRunner().invoke(adopt.command, ["../n1", "--is-off", *words], obj=target)
 
 
 @clause("S615")
@@ -33,17 +44,19 @@ def test_one_command_at_a_time_adopts_a_node(
             happened.append("asks, beside others" if is_had else "asks alone")
         raise RefusedError("nothing is held")
 
-    def waits(file: Path, *, may_wait: bool) -> AbstractContextManager[bool]:
-        began.set()
-        return locked(file, may_wait=may_wait)
+    @contextmanager
+    def waits(file: Path, deadline: float, tell: object) -> Iterator[bool]:
+        def told(owner: str) -> None:
+            assert callable(tell)
+            tell(owner)
+            began.set()
+
+        with locked_until(file, deadline, told) as is_had:
+            yield is_had
 
     monkeypatch.setattr(adopt, "ask", ask)
-    monkeypatch.setattr(adopt, "locked", waits)
-    target = SimpleNamespace(record=lambda: SimpleNamespace(runtime_dir=str(tmp_path)))
-    second = threading.Thread(
-        target=lambda: CliRunner().invoke(adopt.command, ["../n1", "--is-off"], obj=target),
-        daemon=True,
-    )
+    monkeypatch.setattr(adopt, "locked_until", waits)
+    second = threading.Thread(target=lambda: adopts(tmp_path), daemon=True)
     with locked(lock, may_wait=False) as is_first:
         assert is_first
         second.start()
@@ -51,3 +64,59 @@ def test_one_command_at_a_time_adopts_a_node(
         happened.append("the first one ends")
     second.join(60)
     assert happened == ["the first one ends", "asks alone"]
+
+
+HAS_IT = """
+import sys
+from pathlib import Path
+from acpfs.runtime.file_locks import locked
+
+with locked(Path(sys.argv[1]), may_wait=False) as is_had:
+    print(is_had, flush=True)
+    sys.stdin.read()
+"""
+
+
+@clause("S617")
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--timeout", "0"], ExitCode.TIMEOUT, "waiting for that"),
+        (["--timeout", "0.2"], ExitCode.TIMEOUT, "waiting for that"),
+        (["--alone"], ExitCode.REFUSED, ""),
+    ],
+)
+def test_a_command_that_comes_second_says_who_has_the_node_and_keeps_its_deadline(
+    tmp_path: Path, words: list[str], code: ExitCode, says: str
+) -> None:
+    """Another process has it, which does not end."""
+    lock = adopting_lock(tmp_path, "../n1")
+    lock.write_text("of one that died, and had a longer name\n")
+    first = subprocess.Popen(
+        [sys.executable, "-c", HAS_IT, os.fspath(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "True\n"
+        done = adopts(tmp_path, *words)
+        assert first.stdin is not None
+        first.stdin.close()
+    owner = f"../n1 is being adopted here by process {first.pid} on {socket.gethostname()}"
+    assert isinstance(done.exception, DeadlineError | RefusedError)
+    assert done.exception.exit_code == code
+    assert str(done.exception).startswith(owner)
+    assert done.stderr == (f"{owner}: {says}\n" if says else "")
+
+
+@clause("S617")
+def test_what_is_no_name_of_whoever_has_it_is_not_said(tmp_path: Path) -> None:
+    """The file is somebody else's text."""
+    heard: list[str] = []
+    with locked(tmp_path / "lock", may_wait=False):
+        (tmp_path / "lock").write_bytes(json.dumps("process 1 on \x1b[2J").encode())
+        with locked_until(tmp_path / "lock", 0.0, heard.append) as is_had:
+            assert not is_had
+    assert heard == [""]

@@ -123,7 +123,7 @@ def test_nobody_is_adopted_who_lives_or_of_whom_nothing_counts(
         # nor does what is held go while a pointer is withheld that only the copy has
         record = NodeRecord("lost", state=NodeState.LEFT, withheld=1)
         (fault_fs.path / ".acpfs" / "nodes" / "lost").write_bytes(record.to_bytes())
-        with pytest.raises(AcpfsError, match="is not drained"):
+        with pytest.raises(AcpfsError, match="1 pointers of lost are withheld"):
             holds.ask("adopted", node="lost")
         saves.flush()
         wait_copied(saves, 0)  # and it goes on being copied
@@ -178,3 +178,37 @@ def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
         assert holds.status()["held"][0]["claimed"]
         adopt(holds, "saves")
         assert on_storage(fault_fs) == files
+
+
+@clause("S616")
+def test_what_a_third_nodes_loss_withholds_is_named_and_drained_afterwards(
+    tmp_path: Path, fault_fs: FaultFs
+) -> None:
+    """A pointer that the lost node had closed waits for what another lost node may have had.
+
+    Which files are pointers is a setting, and whoever adopts goes by it, too.
+    """
+    third = member(fault_fs, tmp_path, "third", copies=0, exchange="off", **SLOW)
+    saves = member(fault_fs, tmp_path, "saves", pointer_patterns="points", **SLOW)
+    holds = member(fault_fs, tmp_path, "holds", pointer_patterns="points", **NOTICES)
+    with third, mounted(saves, holds):
+        save(third, {"shard": b"3" * MIB})
+        saves.wait_status(lambda now: now["cluster"]["nodes"] == 2)
+        save(saves, {"model": b"1" * MIB, "points": b"model"})
+        wait_copied(saves, 2)
+        lose(third)
+        lose(saves)
+        missed(holds, "saves")
+        missed(holds, "third")
+        for _time in range(2):
+            with pytest.raises(CommandError) as caught:
+                adopt(holds, "saves")
+            assert caught.value.code == ExitCode.FAILED
+            assert "but for points, withheld since node third is MISSING" in caught.value.stderr
+            assert "`acpfs-ctl nodes forget third`" in caught.value.stderr
+            assert on_storage(fault_fs) == {"model": b"1" * MIB}
+            assert holds.status()["held"][0]["claimed"]
+        holds.run("acpfs-ctl", str(holds.path), "nodes", "forget", "third")
+        assert "adopted: saves" in adopt(holds, "saves")
+        assert on_storage(fault_fs) == {"model": b"1" * MIB, "points": b"model"}
+        assert holds.status()["held"] == []

@@ -8,8 +8,10 @@ does, by a claim of its log (S553). Whatever dies on the way, the same command g
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -18,9 +20,11 @@ from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.umount import umount
 from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
-from acpfs.control import registry
-from acpfs.errors import AcpfsError, ExitCode, NotMountedError, RefusedError
-from acpfs.runtime.file_locks import locked
+from acpfs.cli.verbs.status import why_withheld
+from acpfs.config import option_name
+from acpfs.control import client, registry
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, NotMountedError, RefusedError
+from acpfs.runtime.file_locks import locked_until
 
 ASKS = (
     "Is {node} off, or its machine started anew? What it still does to names could undo what is "
@@ -46,8 +50,8 @@ def command(
 
     Afterwards NODE counts as having left in order; nobody mounts under that node id any more.
 
-    Exit code 5: it lives, or nothing is held of it here that counts. Code 4: not in time; the same
-    command goes on.
+    Exit code 5: it lives, or nothing is held of it here that counts. Code 4: not in time. Code 1:
+    a pointer is withheld for another node, which is named. After both the same command goes on.
     """
     if not (is_off or alone):
         click.confirm(ASKS.format(node=node), abort=True)
@@ -56,10 +60,21 @@ def command(
         lock = registry.adopting_lock(Path(record.runtime_dir), node)
     except OSError as error:
         raise RefusedError(f"{record.runtime_dir} is not yours: {error.strerror}") from error
-    with locked(lock, may_wait=not alone) as is_had:
-        if not is_had:
-            raise RefusedError(f"{node} is being adopted here already")
-        _adopt(record, node, timeout_s, alone=alone, as_json=as_json)
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    others: list[str] = []
+
+    def tell(owner: str) -> None:
+        others.append(f"{node} is being adopted here by {owner or 'another command'}")
+        if not alone:
+            click.echo(f"{others[0]}: waiting for that", err=True)
+
+    with locked_until(lock, -math.inf if alone else deadline, tell) as is_had:
+        if is_had:
+            _adopt(record, node, deadline, alone=alone, as_json=as_json)
+        elif alone:
+            raise RefusedError(others[0])
+        else:
+            raise DeadlineError(f"{others[0]}, and that was not done in time")
     if as_json:
         show.print_json({"node": node})
     else:
@@ -67,23 +82,69 @@ def command(
 
 
 def _adopt(
-    record: registry.MountRecord, node: str, timeout_s: float | None, *, alone: bool, as_json: bool
+    record: registry.MountRecord, node: str, deadline: float, *, alone: bool, as_json: bool
 ) -> None:
     found = ask(record, "adopt", {"node": node}, as_json=as_json)
     place = Path(found["runtime_dir"]) / "adopting" / node
     if not _is_mounted(place):
         with contextlib.suppress(NotMountedError):  # what an adopter that was killed has left
-            umount(str(place), timeout_s, leave=False)
+            umount(str(place), _left_s(deadline), leave=False)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _mount(found, place, alone=alone)
-    umount(str(place), timeout_s, leave=False)
+    try:
+        umount(str(place), _left_s(deadline), leave=False)
+    except AcpfsError as error:
+        if withheld := _withheld(place):
+            raise _left_behind(node, withheld, error.exit_code) from error
+        raise
     place.rmdir()
     ask(record, "adopted", {"node": node}, as_json=as_json)
+
+
+def _withheld(place: Path) -> list[show.Json]:
+    """Pointers that the mount which adopts withholds for what other nodes may have had."""
+    try:
+        status = client.request(registry.find(str(place)), "status", {})
+    except AcpfsError:  # it has ended
+        return []
+    waiting = (status.get("cluster") or {}).get("waiting", [])
+    return [one for one in waiting if one["withheld"]]
+
+
+def _left_behind(node: str, withheld: list[show.Json], code: ExitCode) -> AcpfsError:
+    first = withheld[0]
+    more = f", with {len(withheld) - 1} more" if len(withheld) > 1 else ""
+    others = [other for other, why in first["waits_for"].items() if why != "waits"]
+    forget = show.printable(" ".join(others[:1]))
+    error = AcpfsError(
+        f"{node} is drained but for {show.printable(first['path'])}{more}, withheld since "
+        f"{why_withheld(first)}: bring that back, have it adopted at its holder, or "
+        f"`acpfs-ctl nodes forget {forget}`; then `acpfs-ctl adopt {node}` goes on"
+    )
+    error.exit_code = code
+    return error
+
+
+def _left_s(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def _is_mounted(place: Path) -> bool:
     name = registry.normalised(str(place))
     return any(one.mountpoint == name and one.alive for one in registry.records())
+
+
+def _options(settings: show.Json) -> list[str]:
+    """Of a mount whose log is in the same order as that of this one."""
+    found = []
+    for name, value in settings.items():
+        option = option_name(name)
+        if isinstance(value, bool):
+            found.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            text = ":".join(value) if isinstance(value, list) else str(value)
+            found.append(f"--{option}={text}")
+    return found
 
 
 def _mount(found: show.Json, place: Path, *, alone: bool) -> None:
@@ -104,6 +165,7 @@ def _mount(found: show.Json, place: Path, *, alone: bool) -> None:
             *("--expect-volume", found["volume"]),
             *("--on-failure", "stop"),
             *("--prefault", "0"),
+            *_options(found.get("settings", {})),
             *("--ram", "64M"),  # what is copied lies in the copy, and is read from there
         ],
         capture_output=True,

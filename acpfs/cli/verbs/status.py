@@ -383,7 +383,7 @@ def _withheld(cluster: show.Json) -> list[str]:
     for one in (one for one in cluster["waiting"] if one["withheld"]):
         lines += [
             (
-                f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see "
+                f"{show.printable(one['path'])} is WITHHELD, since {why_withheld(one)}: see "
                 "`acpfs-ctl nodes`, `nodes forget`"
             )
         ]
@@ -404,7 +404,7 @@ def _withheld(cluster: show.Json) -> list[str]:
     return lines
 
 
-def _why_withheld(one: show.Json) -> str:
+def why_withheld(one: show.Json) -> str:
     """The worst of the reasons, and whom the pointer needs where its writer said so."""
     worst, what = next(
         (found for found in WITHHELD_TEXT.items() if found[0] in one["waits_for"].values()),
