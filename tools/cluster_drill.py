@@ -91,6 +91,12 @@ WORKLOADS = ("files", *ranks.WORKLOADS)
 @click.option(
     "--partitions", default=0, help="the same, with the node's network cut some time before"
 )
+@click.option(
+    "--adopt",
+    type=click.Choice(["asked", "auto"]),
+    default="asked",
+    help="with losses: auto, holders adopt without being asked where that is safe",
+)
 @click.option("--quick", is_flag=True, help="a smoke: 5 kills on 2 nodes")
 def main(
     kills: int,
@@ -107,12 +113,13 @@ def main(
     add: bool,
     losses: int,
     partitions: int,
+    adopt: str,
     quick: bool,
 ) -> None:
     """See the head of tools/cluster-drill."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that mounts are taken down
     if losses or partitions:
-        lose(losses, partitions, seed, kept)
+        lose(losses, partitions, seed, kept, alone=adopt == "auto")
     if quick:
         kills = 5
         nodes = 2
@@ -161,12 +168,12 @@ def main(
     sys.exit(any(one.violations or one.end for one in found))
 
 
-def lose(losses: int, partitions: int, seed: int, kept: Path | None) -> None:
+def lose(losses: int, partitions: int, seed: int, kept: Path | None, *, alone: bool) -> None:
     """Whole nodes; ends the program."""
     with tempfile.TemporaryDirectory(
         prefix="acpfs-cluster-", ignore_cleanup_errors=True
     ) as directory:
-        found = run_losses(Path(directory), seed, losses, partitions, click.echo)
+        found = run_losses(Path(directory), seed, losses, partitions, click.echo, alone=alone)
     for one in found:
         click.echo(dict(zip(HEAD, one.row(), strict=True)))
     if kept is not None:

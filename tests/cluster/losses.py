@@ -1,6 +1,7 @@
 """Whole nodes that are lost while they save, with `copies = 1`: all processes killed at a random
 moment, and the RAM tier wiped, perhaps behind a network that was cut before. Their holders adopt
-what they have, and what was told to be copied must be on the storage, in its order.
+what they have, by themselves or when they are asked, and what was told to be copied must be on the
+storage, in its order.
 
 Each node saves checkpoints of its own (a shard, flushed; then its pointer, flushed; the oldest one
 deleted, pointers apart) into a directory of its own, at a storage that is slow now and then. What
@@ -53,6 +54,7 @@ HEAD = (
     "told to be copied",
     "of them on the storage",
     "not persisted at the loss",
+    "adopted unasked",
     "violations",
     "not known before the loss, s",
     "adoption, s",
@@ -233,6 +235,8 @@ class Outcome:
     """Of these on the storage afterwards."""
     undrained: int = 0
     """Of these not on the storage at the moments of the losses: what would be lost without."""
+    alone: int = 0
+    """Losses after which the holder adopted without being asked."""
     unknown_s: list[float] = field(default_factory=list)
     """Between the loss and the last moment before which all was copied, as far as is known: what
     others closed later is withheld until somebody says what became of the node.
@@ -244,7 +248,7 @@ class Outcome:
 
     def row(self) -> list[str]:
         """For the table."""
-        words = [self.kind, self.times, self.told, self.found, self.undrained]
+        words = [self.kind, self.times, self.told, self.found, self.undrained, self.alone]
         words.append(len(self.violations))
         times = (self.unknown_s, self.adoptions_s, self.pointers_s)
         return [*map(str, words), *map(spread, times)]
@@ -265,8 +269,13 @@ def spread(times: Sequence[float]) -> str:
 class Nodes:
     """A context manager: mounts over one directory, each a holder of another one's copies."""
 
-    def __init__(self, tmp: Path, backing: Path, seed: int, networks: Networks | None) -> None:
-        """`networks`: one host per node; None: all on this one."""
+    def __init__(
+        self, tmp: Path, backing: Path, seed: int, networks: Networks | None, *, alone: bool
+    ) -> None:
+        """`networks`: one host per node; None: all on this one. `alone`: a holder adopts by itself
+        where that is safe.
+        """
+        self._alone = alone
         self._tmp = tmp
         self._backing = backing
         self._random = random.Random(seed)
@@ -281,6 +290,8 @@ class Nodes:
             for number in range(NODES):
                 self.mounts.append(self._made(number))
                 self.mounts[-1].start()
+            if self._alone:  # what doctor notes there is what holders go by
+                self.mounts[0].run("acpfs", "doctor", str(self._backing), check=False)
             for number in range(NODES):
                 self.savers.append(self._saver(number))
         except BaseException:
@@ -314,6 +325,7 @@ class Nodes:
             "exchange": at,
             "failure_domain": node,
             "node_id": node,
+            "adopt": "auto" if self._alone else "asked",
             "pointer_patterns": "latest",
             "no_keep_last_persisted": True,
         }
@@ -380,11 +392,8 @@ class Nodes:
         """When the first file may have been closed that the adopter did not have; now: it is known
         that there is none.
         """
-        node = self.mounts[number].path.name
-        with contextlib.suppress(FileNotFoundError):
-            record = json.loads((self._backing / ".acpfs" / "nodes" / node).read_bytes())
-            if record["lost"]:
-                return float(record["lost"][0])
+        if lost := self._record(number).get("lost"):
+            return float(lost[0])
         return time.time()
 
     def holder_of(self, number: int) -> AcpfsMount | None:
@@ -417,6 +426,32 @@ class Nodes:
             return [f"{node}: not forgotten: {error.stderr.strip()[-300:]}"]
         return []
 
+    def is_adopted_alone(self, number: int) -> bool:
+        """Once its holder has drained it without being asked; False where that leaves it to a
+        person.
+        """
+        node = self.mounts[number].path.name
+        began = time.monotonic()
+        while time.monotonic() - began < WAIT_S:
+            others = [one for one in self.mounts if one.path.name != node]
+            held = [one for mount in others for one in mount.status()["held"]]
+            told = [str(one["adoption"]) for one in held if one["node"] == node]
+            if self._record(number).get("state") == "left" and not told:
+                return True
+            if any("acpfs-ctl adopt" in why for why in told):
+                return False
+            pause(0.2)
+        return False
+
+    def _record(self, number: int) -> dict[str, Any]:
+        node = self.mounts[number].path.name
+        with contextlib.suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads(
+                (self._backing / ".acpfs" / "nodes" / node).read_bytes()
+            )
+            return found
+        return {}
+
     def adopt(self, number: int) -> list[str]:
         """Have the log of a lost node drained by its holder; why not, where it was not."""
         node = self.wait_missed(number)
@@ -436,8 +471,12 @@ def run(
     losses: int,
     partitions: int,
     tell: Callable[[str], None] = lambda _line: None,
+    *,
+    alone: bool = False,
 ) -> list[Outcome]:
-    """Losses, and as many behind a network that was cut, which needs root and ip(8)."""
+    """Losses, and as many behind a network that was cut, which needs root and ip(8). `alone`:
+    holders adopt without being asked.
+    """
     (backing := tmp / "backing").mkdir()
     found = [Outcome("loss", seed), Outcome("loss behind a cut network", seed)]
     kinds = [0] * losses + [1] * partitions
@@ -446,12 +485,12 @@ def run(
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         networks = None if Networks.missing() else stack.enter_context(Networks(NODES))
-        nodes = stack.enter_context(Nodes(tmp, backing, seed, networks))
+        nodes = stack.enter_context(Nodes(tmp, backing, seed, networks, alone=alone))
         watcher = Watcher(backing, nodes.all_told)
         stack.callback(watcher.stop)
         for count, kind in enumerate(kinds, 1):
             outcome = found[kind]
-            one = Loss(nodes, backing, networks if kind else None, chooser)
+            one = Loss(nodes, backing, networks if kind else None, chooser, alone=alone)
             one.happen(outcome)
             outcome.violations += watcher.violations
             watcher.violations.clear()
@@ -468,9 +507,16 @@ class Loss:
     """One."""
 
     def __init__(
-        self, nodes: Nodes, backing: Path, networks: Networks | None, chooser: random.Random
+        self,
+        nodes: Nodes,
+        backing: Path,
+        networks: Networks | None,
+        chooser: random.Random,
+        *,
+        alone: bool,
     ) -> None:
-        """`networks`: the node is cut off before."""
+        """`networks`: the node is cut off before. `alone`: as `Nodes`."""
+        self._alone = alone
         self._nodes = nodes
         self._backing = backing
         self._networks = networks
@@ -500,6 +546,8 @@ class Loss:
         wrong = []
         if is_all_there and nodes.holder_of(victim) is None:
             nodes.wait_missed(victim)
+        elif self._alone and nodes.is_adopted_alone(victim):
+            outcome.alone += 1
         else:
             wrong = nodes.adopt(victim)
         outcome.adoptions_s.append(round(time.monotonic() - began, 2))
