@@ -160,17 +160,30 @@ async def _until_copied(
     until = await covering(subject, paths, deadline)
     begin = subject.remaining(until, paths)
     copied = subject.copied(until)
+    state = ""
     try:
         with trio.move_on_at(deadline):
-            while True:
-                if copied.done():
-                    return {**_counted(begin), "state": "copied"}
-                if subject.remaining(until, paths).operations == 0:
-                    return {**_counted(begin), "state": "persisted"}
-                await trio.sleep(COPIED_LOOK_S)
+            async with trio.open_nursery() as nursery:
+                # a client takes a daemon that says nothing for dead
+                nursery.start_soon(_tell_progress, subject, until, tell)
+                while True:
+                    state = _safe_as(subject, until, paths, is_copied=copied.done())
+                    if state:
+                        break
+                    await trio.sleep(COPIED_LOOK_S)
+                nursery.cancel_scope.cancel()
     finally:
         copied.cancel()
+    if state:
+        return {**_counted(begin), "state": state}
     raise left_over(subject, until, ExitCode.TIMEOUT, "neither copied nor persisted in time")
+
+
+def _safe_as(subject: Subject, until: int, paths: list[bytes], *, is_copied: bool) -> str:
+    """Copied or persisted; nothing where it is neither."""
+    if is_copied:
+        return "copied"
+    return "" if subject.remaining(until, paths).operations else "persisted"
 
 
 def _counted(begin: Remaining) -> Json:

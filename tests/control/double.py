@@ -54,6 +54,8 @@ class DoubleSubject:
         self.busy = False
         self.unmounted = trio.Event()
         self.changed = trio.Event()
+        self.when_copied: Future[None] = Future()
+        """Nobody holds anything until it is done."""
         self.broken = False
         self.absent: set[bytes] = set()
         self.stuck = self.withheld = False
@@ -133,7 +135,7 @@ class DoubleSubject:
         return [row for row in self.unseen_rows if row.path.encode() in paths]
 
     def copied(self, _until: int) -> Future[None]:
-        return Future()  # nobody holds anything
+        return self.when_copied
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         left = [op for op in self.ops if op[0] <= until]

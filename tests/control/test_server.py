@@ -6,6 +6,7 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -357,6 +358,34 @@ def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Pa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(persist)
             await ask(record, "wait", {"paths": ["b"]})
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S590", "S618")
+def test_waiting_for_a_copy_tells_progress_all_the_while(tmp_path: Path) -> None:
+    """A client takes a daemon that says nothing for a minute for one that has a fault."""
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+
+        class Heard(list[Any]):
+            def append(self, event: Any) -> None:
+                super().append(event)
+                if len(self) == 3:
+                    subject.when_copied.set_result(None)
+
+        events = Heard()
+        words = {"paths": ["a"], "copied": True}
+        answer = await ask(record, "wait", words, events)
+        assert answer == {"operations": 1, "bytes": 5, "state": "copied"}
+        assert {one["event"] for one in events} == {"progress"}
+        # with no time at all it is a question
+        assert await ask(record, "wait", {**words, "timeout_s": 0.0}) == answer
+        subject.when_copied = Future()
+        with pytest.raises(AcpfsError, match="neither copied nor persisted") as caught:
+            await ask(record, "wait", {**words, "timeout_s": 0.0})
+        assert caught.value.exit_code == ExitCode.TIMEOUT
 
     serve(tmp_path, scenario)
 
