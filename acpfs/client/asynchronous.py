@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from acpfs.client import persistence, watching
-from acpfs.client.persistence import StrPath
+from acpfs.client.persistence import Durability, StrPath
 from acpfs.client.watching import SafeCheckpoint
 from acpfs.control.client import Line
 
@@ -29,6 +29,12 @@ async def wait_persisted(
 ) -> None:
     """As `acpfs.client.wait_persisted`."""
     await _in_thread(partial(persistence.wait_persisted, path, timeout_s, count=count))
+
+
+async def wait_copied(path: StrPath, timeout_s: float | None = None) -> Durability:
+    """As `acpfs.client.wait_copied`."""
+    done: Durability = await _in_thread(partial(persistence.wait_copied, path, timeout_s))
+    return done
 
 
 async def wait_verified(path: StrPath, timeout_s: float | None = None) -> None:
@@ -68,9 +74,9 @@ async def persisted_checkpoints(
             await trio.to_thread.run_sync(watch.cancel)
 
 
-async def _in_thread(call: Callable[..., Any]) -> None:
+async def _in_thread(call: Callable[..., Any]) -> Any:
     line = Line()
     try:
-        await trio.to_thread.run_sync(partial(call, line=line), abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(partial(call, line=line), abandon_on_cancel=True)
     finally:
         line.cut()

@@ -41,8 +41,14 @@ def wait_persisted(
 class Durability(str, Enum):
     """Where what was closed is safe."""
 
+    # of what lies in a mount, a later one survives more than one before it
+
     RAM = "ram"
     """In this node's memory, at least some of it: the end of the node loses that."""
+    COPIED = "copied"
+    """In another node's memory, too (`copies = 1`), or on stable storage: the end of this node
+    loses nothing of it.
+    """
     PERSISTED = "persisted"
     """On stable storage."""
     NATIVE = "native"
@@ -50,7 +56,8 @@ class Durability(str, Enum):
 
 
 def durability(path: StrPath) -> Durability:
-    """How safe everything at and below `path` is now; `RAM` also of what is being written.
+    """How safe everything at and below `path` is now; `RAM` also of what is being written. Told
+    to be copied is what `wait_copied` would wait for no more.
 
     Raises:
         acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for
@@ -60,12 +67,33 @@ def durability(path: StrPath) -> Durability:
     try:
         wait_persisted(path, 0.0)
     except DeadlineError:
-        return Durability.RAM
+        return _in_ram(path)
     except NotMountedError:
         if registry.lies_in_mount(os.fspath(path)):
             raise  # a bind mount in a container, say: it may be in RAM alone
         return Durability.NATIVE
     return Durability.PERSISTED
+
+
+def _in_ram(path: StrPath) -> Durability:
+    try:
+        return wait_copied(path, 0.0)
+    except DeadlineError:
+        return Durability.RAM
+
+
+def wait_copied(
+    path: StrPath, timeout_s: float | None = None, *, line: Line | None = None
+) -> Durability:
+    """Return when another node has everything at and below `path`, as it is now, in its memory, or
+    when it is persisted: `COPIED`, or `PERSISTED` where that was sooner, or there are no copies.
+
+    Raises:
+        acpfs.errors.DeadlineError: neither in time.
+        acpfs.errors.AcpfsError: as `wait_persisted`.
+    """
+    done = _wait(path, timeout_s, {"copied": True}, line)
+    return Durability(done.get("state", Durability.PERSISTED.value))
 
 
 def wait_verified(
@@ -122,6 +150,10 @@ def status(path: StrPath | None = None) -> dict[str, Any]:
     return answer
 
 
-def _wait(path: StrPath, timeout_s: float | None, how: dict[str, Any], line: Line | None) -> None:
+def _wait(
+    path: StrPath, timeout_s: float | None, how: dict[str, Any], line: Line | None
+) -> dict[str, Any]:
     record, below = registry.locate(os.fspath(path))
-    client.request(record, "wait", {"paths": [below], "timeout_s": timeout_s, **how}, line=line)
+    words = {"paths": [below], "timeout_s": timeout_s, **how}
+    done: dict[str, Any] = client.request(record, "wait", words, line=line)
+    return done

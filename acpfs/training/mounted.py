@@ -138,16 +138,35 @@ def set_needs(path: Path, nodes: tuple[str, ...]) -> None:
         _asked("needs", lambda: client.set_needs(path, nodes))
 
 
-def wait_persisted(checkpoint: Path, tracker: Path | None, timeout_s: float) -> bool:
-    """Whether a gasp is on stable storage, its name and its tracker included; on every node that
-    wrote some of it.
+def wait_safe(checkpoint: Path, tracker: Path | None, durability: str, timeout_s: float) -> bool:
+    """Whether a gasp is as safe as a policy has it (`Policy.durability`), its name and its tracker
+    included.
+
+    `persisted`: on every node that wrote some of it. `copied`: what this node has of it; a name
+    that is not here yet was given on another node, which has seen on the storage what others wrote.
     """
-    deadline = time.monotonic() + timeout_s
     paths = [checkpoint, *([tracker] if tracker is not None else [])]
+    if durability == "copied":
+        return _waited(client.wait_copied, [one for one in paths if _is_here(one)], timeout_s)
+    return durability == "ram" or _waited(client.wait_persisted, paths, timeout_s)
+
+
+def _is_here(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:  # the worker was killed: whoever waits for it hears more
+        return True
+    return True
+
+
+def _waited(wait: Callable[[Path, float], object], paths: list[Path], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             for path in paths:
-                client.wait_persisted(path, max(0.0, deadline - time.monotonic()))
+                wait(path, max(0.0, deadline - time.monotonic()))
         except NotMountedError:
             return _synced(paths)
         except DeadlineError:
@@ -156,9 +175,7 @@ def wait_persisted(checkpoint: Path, tracker: Path | None, timeout_s: float) -> 
             AcpfsError
         ) as error:  # another node's rename is not there yet, or the worker was killed
             if time.monotonic() > deadline:
-                log.error(
-                    "the gasp is not known to be persisted", path=str(checkpoint), error=str(error)
-                )
+                log.error("the gasp is not known to be safe", path=str(paths[0]), error=str(error))
                 return False
             time.sleep(LOOK_AGAIN_S)
         else:

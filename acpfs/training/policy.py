@@ -39,8 +39,9 @@ class Policy:
     tracker_text: str = "{name}"
     """What that file says: `{name}`, or `{step}` alone for a loader that makes the name of it."""
     durability: str = "ram"
-    """When a rank may end: `ram`, as soon as the gasp is published; `persisted`, when it is on
-    stable storage, or `durable_s` are over.
+    """When a rank may end: `ram`, as soon as the gasp is published; `copied`, when another node has
+    it in its RAM, or it is persisted (`copies = 1` of the mount); `persisted`, when it is on stable
+    storage. The last two for `durable_s` at most.
     """
     durable_s: float = 600.0
     tls: bool = True
@@ -115,8 +116,8 @@ class Policy:
         if self.buddy_every < 0:
             raise ConfigError(f"buddy_every = {self.buddy_every}: updates, 0 or more")
         parsed(self.drill)
-        if self.durability not in ("ram", "persisted"):
-            raise ConfigError(f"durability = {self.durability!r}: ram or persisted")
+        if self.durability not in ("ram", "copied", "persisted"):
+            raise ConfigError(f"durability = {self.durability!r}: ram, copied or persisted")
         if "/" in self.tracker:
             raise ConfigError(f"tracker = {self.tracker!r}: a file name, without a directory")
         if self.tracker_text not in ("{name}", "{step}"):

@@ -24,7 +24,7 @@ from acpfs.training.guard import theirs
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Collectives, Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
-from acpfs.training.mounted import tell_where, wait_persisted
+from acpfs.training.mounted import tell_where, wait_safe
 from acpfs.training.park import CutOffError, Park, ParkCalls, ReplacedError, told
 from acpfs.training.policy import Policy
 
@@ -285,13 +285,14 @@ class Protection:
                 log.exception("on_saved failed")
         if self._member is not None:
             self._member.end()
-        if leave.gasp and self._policy.durability == "persisted":  # while SIGTERM is still held off
+        durability = self._policy.durability
+        if leave.gasp and durability != "ram":  # while SIGTERM is still held off
             tracker = self._directory / self._policy.tracker if self._policy.tracker else None
-            is_safe = wait_persisted(
-                self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s
+            is_safe = wait_safe(
+                self._directory / Path(leave.gasp).name, tracker, durability, self._policy.durable_s
             )
             log.warning(
-                "the gasp is persisted" if is_safe else "the gasp is not persisted yet",
+                f"the gasp is {durability}" if is_safe else f"the gasp is not {durability} yet",
                 gasp=leave.gasp,
             )
         if (

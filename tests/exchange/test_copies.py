@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
-from acpfs.errors import ExitCode
+from acpfs import client
+from acpfs.client import Durability
+from acpfs.control.runtime import ENVIRONMENT_VARIABLE
+from acpfs.errors import DeadlineError, ExitCode
 from acpfs.ram.tier import HELD
+from acpfs.training import mounted as gasps
 from tests.cluster.stand import QUICK
 from tests.rig.faultfs import FaultFs
 from tests.rig.flushed import stored, sync_directory
@@ -286,5 +290,40 @@ def test_wait_says_which_of_both_was_first(tmp_path: Path, fault_fs: FaultFs) ->
         saves.flush()
         words = ("wait", "--copied", str(saves.path / "two"))
         assert saves.run("acpfs-ctl", str(saves.path), *words).stdout.startswith("persisted: ")
+        for process in holds.living():
+            os.kill(process, signal.SIGCONT)
+
+
+@clause("S618", "T54")
+def test_a_program_hears_when_another_node_has_it_and_a_gasp_ends_then(
+    tmp_path: Path, fault_fs: FaultFs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [member(fault_fs, tmp_path, name) for name in ("saves", "holds")]
+    with mounted(*members) as (saves, holds):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(saves.runtime_dir))
+        frozen(fault_fs, "saves")
+        gasp = saves.path / "step-7"
+        gasp.mkdir()
+        (gasp / "model").write_bytes(b"1" * MIB)
+        (saves.path / "latest").write_bytes(b"step-7")
+        assert client.wait_copied(gasp) is Durability.COPIED
+        assert client.durability(gasp) is Durability.COPIED
+        assert b"1" * MIB in held(holds)["saves"]
+        assert gasps.wait_safe(gasp, saves.path / "latest", "copied", 60.0)
+        assert b"step-7" in held(holds)["saves"]
+        assert not gasps.wait_safe(gasp, saves.path / "latest", "persisted", 0.0)
+        # a name that another node has given, and that is on the storage here later
+        assert gasps.wait_safe(saves.path / "step-8", None, "copied", 0.0)
+        for process in holds.living():
+            os.kill(process, signal.SIGSTOP)
+        (gasp / "optimizer").write_bytes(b"2")
+        assert client.durability(gasp) is Durability.RAM
+        with pytest.raises(DeadlineError):
+            client.wait_copied(gasp, 0.1)
+        assert not gasps.wait_safe(gasp, None, "copied", 0.1)
+        fault_fs.clear()
+        assert client.wait_copied(gasp) is Durability.PERSISTED
+        saves.flush()
+        assert client.durability(gasp) is Durability.PERSISTED
         for process in holds.living():
             os.kill(process, signal.SIGCONT)

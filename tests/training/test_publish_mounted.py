@@ -106,10 +106,10 @@ def test_ram_is_full_and_the_storage_stands_still(
     status = mount.status()
     assert [one["path"] for one in status["waiting"]] == ["run/ordinary"]
     assert status["urgent"] == []
-    assert not mounted.wait_persisted(run / "step-7", run / "latest", 0.05)
+    assert not mounted.wait_safe(run / "step-7", run / "latest", "persisted", 0.05)
     assert read(mount.backing, "run/latest") is None
     mount.ask("set", key="bandwidth", value="0")
-    assert mounted.wait_persisted(run / "step-7", run / "latest", 60)
+    assert mounted.wait_safe(run / "step-7", run / "latest", "persisted", 60)
     assert verify(mount.backing / "run" / "step-7") == order.manifest
     assert read(mount.backing, "run/latest") == "step-7\n"
     ordinary.result()
@@ -139,7 +139,7 @@ def test_a_node_died_and_nothing_of_the_gasp_waits_for_it(
         (run / "step-7" / "half").write_bytes(b"x")
         order = saved(run)
         publish(run, order, "latest", 1.0)
-        assert mounted.wait_persisted(run / "step-7", run / "latest", 60)
+        assert mounted.wait_safe(run / "step-7", run / "latest", "persisted", 60)
         assert verify(shared / "run" / "step-7") == order.manifest
         assert (shared / "run" / "step-7.before-gasp-1" / "half").exists()
         assert read(shared, "run/latest") == "step-7\n"
@@ -196,7 +196,7 @@ def test_two_nodes_wrote_it_and_its_name_waits_for_both(
         assert not (run / "step-7").exists()
         second.ask("set", key="bandwidth", value="0")
         publish(run, order, "latest", 60)
-        assert mounted.wait_persisted(run / "step-7", run / "latest", 60)
+        assert mounted.wait_safe(run / "step-7", run / "latest", "persisted", 60)
         assert verify(shared / "run" / "step-7") == order.manifest
         assert read(shared, "run/latest") == "step-7\n"
 
@@ -218,7 +218,7 @@ def test_the_worker_is_killed_before_each_step(
         order = with_the_worker_killed(mount, partial(done, step))
         with_the_worker_killed(mount, partial(publish, run, order, "latest", 1.0))
         assert with_the_worker_killed(
-            mount, partial(mounted.wait_persisted, run / order.name, run / "latest", 60)
+            mount, partial(mounted.wait_safe, run / order.name, run / "latest", "persisted", 60)
         )
         assert verify(mount.backing / "run" / order.name) == order.manifest
         assert read(mount.backing, "run/latest") == f"{order.name}\n"
@@ -229,6 +229,6 @@ def test_without_a_mount_persisted_means_synced(tmp_path: Path) -> None:
     order = saved(tmp_path)
     assert mounted.needed(order.manifest.nodes) == ()
     publish(tmp_path, order, "latest", 1.0)
-    assert mounted.wait_persisted(tmp_path / "step-7", tmp_path / "latest", 1.0)
-    assert not mounted.wait_persisted(tmp_path / "gone", None, 1.0)
+    assert mounted.wait_safe(tmp_path / "step-7", tmp_path / "latest", "persisted", 1.0)
+    assert not mounted.wait_safe(tmp_path / "gone", None, "persisted", 1.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-7"]
