@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from acpfs.cli.verbs import adopt
 from acpfs.control.registry import adopting_lock
-from acpfs.errors import DeadlineError, ExitCode, RefusedError
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
 from acpfs.runtime.file_locks import locked, locked_until
 
 clause = pytest.mark.clause
@@ -120,3 +120,38 @@ def test_what_is_no_name_of_whoever_has_it_is_not_said(tmp_path: Path) -> None:
         with locked_until(tmp_path / "lock", 0.0, heard.append) as is_had:
             assert not is_had
     assert heard == [""]
+
+
+@clause("S616")
+def test_what_waits_for_a_pointer_that_another_node_withholds_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the drill: the others withheld theirs because the lost node was missing."""
+    waits = {"path": "run/latest", "withheld": True, "waits_for": {"n2": "withheld"}}
+    lost = {**waits, "waits_for": {"n2": "withheld", "n3": "lost"}}
+    statuses = [[waits], [waits], [lost]]
+    tries: list[str] = []
+
+    def umount(place: str, _timeout_s: float | None, *, leave: bool) -> None:
+        assert not leave
+        tries.append(place)
+        if len(tries) <= len(statuses):
+            raise AcpfsError("pointer files are withheld")
+
+    def status(*_words: object) -> dict[str, object]:
+        return {"cluster": {"waiting": statuses[len(tries) - 1]}}
+
+    place = tmp_path / "adopting" / "../n1"
+    monkeypatch.setattr(adopt, "AGAIN_S", 0.0)
+    monkeypatch.setattr(adopt, "umount", umount)
+    monkeypatch.setattr(adopt, "_is_mounted", lambda _place: True)
+    monkeypatch.setattr("acpfs.control.client.request", status)
+    monkeypatch.setattr("acpfs.control.registry.find", lambda _place: None)
+    monkeypatch.setattr(adopt, "ask", lambda *_words, **_more: {"runtime_dir": str(tmp_path)})
+    done = adopts(tmp_path)
+    assert tries == [str(place)] * 3
+    assert done.stderr.count("waiting for run/latest, since node n2 WITHHOLDS") == 1
+    assert isinstance(done.exception, AcpfsError)
+    assert "`acpfs-ctl nodes forget n3`" in str(done.exception)
+    place.mkdir(parents=True)
+    assert adopts(tmp_path).exit_code == 0

@@ -291,7 +291,10 @@ class Nodes:
                 self.mounts.append(self._made(number))
                 self.mounts[-1].start()
             if self._alone:  # what doctor notes there is what holders go by
-                self.mounts[0].run("acpfs", "doctor", str(self._backing), check=False)
+                words = ("doctor", str(self._backing), "--second", str(self._backing))
+                self.mounts[0].run("acpfs", *words, check=False)
+                if not (self._backing / ".acpfs" / "late-calls").exists():
+                    raise RuntimeError(f"{self._backing} is on no local storage")
             for number in range(NODES):
                 self.savers.append(self._saver(number))
         except BaseException:

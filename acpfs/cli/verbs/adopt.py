@@ -32,6 +32,13 @@ ASKS = (
 )
 
 
+AGAIN_S = 0.5
+"""Between two tries to unmount what is drained but for pointers that wait for other nodes."""
+
+_LOST = frozenset({"missing", "lost", "unknown"})
+"""Of what a pointer waits for (`WaitingPointerReport`): what may never come."""
+
+
 @click.command("adopt")
 @click.argument("node")
 @click.option("--is-off", is_flag=True, help="NODE is off, or was started anew: do not ask.")
@@ -91,14 +98,37 @@ def _adopt(
             umount(str(place), _left_s(deadline), leave=False)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _mount(found, place, alone=alone)
-    try:
-        umount(str(place), _left_s(deadline), leave=False)
-    except AcpfsError as error:
-        if withheld := _withheld(place):
-            raise _left_behind(node, withheld, error.exit_code) from error
-        raise
+    _drain(node, place, deadline)
     place.rmdir()
     ask(record, "adopted", {"node": node}, as_json=as_json)
+
+
+def _drain(node: str, place: Path, deadline: float) -> None:
+    """And unmount. What waits for a pointer that another node withholds comes when that one's does,
+    which may be withheld for the very node that is adopted.
+    """
+    waited_for = ""
+    while True:
+        try:
+            umount(str(place), _left_s(deadline), leave=False)
+        except AcpfsError as error:
+            withheld = _withheld(place)
+            if not withheld:
+                raise
+            if time.monotonic() >= deadline or any(map(_is_lost, withheld)):
+                raise _left_behind(node, withheld, error.exit_code) from error
+            why = f"{show.printable(withheld[0]['path'])}, since {why_withheld(withheld[0])}"
+            if why != waited_for:
+                click.echo(f"{node}: waiting for {why}", err=True)
+            waited_for = why
+            time.sleep(AGAIN_S)
+        else:
+            return
+
+
+def _is_lost(pointer: show.Json) -> bool:
+    """Whether it waits for what may never come."""
+    return not _LOST.isdisjoint(pointer["waits_for"].values())
 
 
 def _withheld(place: Path) -> list[show.Json]:
@@ -112,10 +142,11 @@ def _withheld(place: Path) -> list[show.Json]:
 
 
 def _left_behind(node: str, withheld: list[show.Json], code: ExitCode) -> AcpfsError:
-    first = withheld[0]
+    first = next(filter(_is_lost, withheld), withheld[0])
     more = f", with {len(withheld) - 1} more" if len(withheld) > 1 else ""
-    others = [other for other, why in first["waits_for"].items() if why != "waits"]
-    forget = show.printable(" ".join(others[:1]))
+    reasons = first["waits_for"].items()
+    others = [other for other, why in reasons if why in _LOST]
+    forget = show.printable((others or [other for other, _why in reasons])[0])
     error = AcpfsError(
         f"{node} is drained but for {show.printable(first['path'])}{more}, withheld since "
         f"{why_withheld(first)}: bring that back, have it adopted at its holder, or "
