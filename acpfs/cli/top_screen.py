@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from acpfs.cli import show
 from acpfs.cli.verbs import nodes
+from acpfs.cli.verbs.status import copies_facts
 from acpfs.errors import AcpfsError
 
 BAR = 40
@@ -48,6 +49,8 @@ MARGINS = 2
 """Columns beside the upper lines."""
 SHOWN_MAX = 50
 MISSING_MAX = 5
+HELD_MAX = 3
+"""Nodes of which something is held here, the largest first."""
 OWNERS_MAX = 3
 """Members that are named; of a rack that is down nobody reads them all."""
 MEMBERS_EVERY = 5
@@ -118,6 +121,7 @@ def summary(status: show.Json, rate: float | None, columns: int = WIDE) -> str:
             f"members  {cluster['live']} of {cluster['nodes']} others live; "
             f"{len(cluster['waiting'])} pointers wait"
         )
+    lines += [f"{name:<8} {told}" for name, told in copies_facts(status)[: 1 + HELD_MAX]]
     over = [one for one in ram.get("owners") or () if one["waiting_writers"]]
     lines += [f"share    {show.owner_share(ram, one)}" for one in over[:OWNERS_MAX]]
     if found := wrong(status):

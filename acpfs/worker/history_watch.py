@@ -39,6 +39,10 @@ class SeenStatus:
     bypassed: str | None = None
     holder: str = ""
     """The member that holds what is not persisted here; "": none, or it is out of reach."""
+    held: tuple[str, ...] = ()
+    """Nodes of which something is held here."""
+    claimed: tuple[str, ...] = ()
+    """Of them: those whose log is claimed for its adoption."""
 
     @classmethod
     def of(cls, status: Status) -> SeenStatus:
@@ -52,6 +56,8 @@ class SeenStatus:
             status.conflicts_total,
             status.bypass_reason or "" if status.bypassed_since is not None else None,
             _holder(status),
+            tuple(sorted({one.node for one in status.held})),
+            tuple(sorted({one.node for one in status.held if one.claimed})),
         )
 
 
@@ -115,9 +121,22 @@ def changes(before: SeenStatus, now: SeenStatus, why: str) -> list[tuple[str, st
     if now.holder != before.holder:
         text = f"{now.holder} holds copies of what is not persisted"
         found.append(("copies", text if now.holder else f"{before.holder} is out of reach"))
+    found += [("copies", told) for told in _adoptions(before, now)]
     if now.bypassed is not None and before.bypassed is None:
         found.append(("bypass", f"new opens are native: {now.bypassed}"))
     return found
+
+
+def _adoptions(before: SeenStatus, now: SeenStatus) -> list[str]:
+    told = [
+        f"the log of {node} is being adopted" for node in now.claimed if node not in before.claimed
+    ]
+    for node in before.claimed:
+        if node not in now.held:
+            told.append(f"{node} is adopted: what it had copied here is on the storage")
+        elif node not in now.claimed:
+            told.append(f"{node} is not adopted: what is held of it is open to it again")
+    return told
 
 
 def saved(report: CheckpointReport, now: float) -> HistoryEntry:

@@ -128,6 +128,19 @@ def test_the_summary_says_what_is_wrong_and_who_waits() -> None:
     assert "WRONG" not in summary(found, None)
 
 
+@pytest.mark.clause("S603")
+def test_the_summary_says_where_the_copy_is_and_of_whom_something_is_held() -> None:
+    found = status()
+    copies = {"state": "on", "holder": "n7", "why": None, "taken_over_by": None}
+    found["copies"] = {**copies, "behind_files": 0, "behind_bytes": 0, "pending": 0, "until": None}
+    one = {"node": "n3", "bytes": 4096, "silent_s": 1.0, "claimed": True, "adoption": None}
+    found["held"] = [{**one, "node": f"n{number}"} for number in range(3, 9)]
+    lines = summary(found, None).splitlines()
+    assert "copies   1 of 1 at n7, on; nothing would be lost with this node" in lines
+    assert "held     4.0 KiB of n3, heard of 1.0 s ago, claimed" in lines
+    assert len([line for line in lines if line.startswith("held")]) == 3
+
+
 def test_the_rate_counts_what_is_on_its_way() -> None:
     """A file of a gigabyte is persisted in one moment, after minutes in which the drain ran."""
     found = status()

@@ -162,6 +162,22 @@ def test_each_change_is_told_once() -> None:
     ]
 
 
+@pytest.mark.clause("S603")
+def test_the_history_says_who_is_adopted() -> None:
+    held = SeenStatus(held=("n3", "n4"))
+    claimed = SeenStatus(held=("n3", "n4"), claimed=("n3", "n4"))
+    ended = SeenStatus(held=("n4",))
+    assert changes(held, claimed, "") == [
+        ("copies", "the log of n3 is being adopted"),
+        ("copies", "the log of n4 is being adopted"),
+    ]
+    assert changes(claimed, claimed, "") == []
+    assert changes(claimed, ended, "") == [
+        ("copies", "n3 is adopted: what it had copied here is on the storage"),
+        ("copies", "n4 is not adopted: what is held of it is open to it again"),
+    ]
+
+
 def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path: Path) -> None:
     """A checkpoint settles once more, and another does, while a look is at it."""
     first = Checkpoint(b"run", b"step-1", 1)

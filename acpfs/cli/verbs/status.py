@@ -205,7 +205,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         *_share_fact(ram),
         *_urgent_facts(status),
         *_spill_fact(status),
-        *_copies_facts(status),
+        *copies_facts(status),
         *_cluster_fact(status),
         *_exchange_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
@@ -281,7 +281,7 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
     ]
 
 
-def _copies_facts(status: show.Json) -> list[tuple[str, str]]:
+def copies_facts(status: show.Json) -> list[tuple[str, str]]:
     """Where the copy is, what would be lost if this node died now; what is held of others."""
     facts = []
     copies = status.get("copies")
