@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.formats.leave import ALL
 
@@ -360,6 +361,31 @@ def test_hooks_are_the_checks() -> None:
     for command in CHECKS.values():
         words = [word for word in command if word not in (PYTHON, "-m")]
         assert " ".join(words) in hooks
+
+
+@pytest.mark.check
+@pytest.mark.clause("S569")
+def test_the_hooks_refuse_a_bad_commit(tmp_path: Path) -> None:
+    """Each by the command that pre-commit calls, in a clone; without the types, which take long."""
+    clone = tmp_path / "clone"
+    ended(["git", "clone", "-q", "--no-local", "--depth", "1", f"file://{REPOSITORY}", str(clone)])
+    (clone / ".venv/dev").mkdir(parents=True)
+    (clone / ".venv/dev/bin").symlink_to(Path(sys.prefix) / "bin")
+    (repository,) = yaml.safe_load((clone / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = {hook["id"]: hook["entry"].split() for hook in repository["hooks"]}
+    bad = {
+        "format": ("acpfs/bad.py", "one = {  }\n"),
+        "lint": ("acpfs/bad.py", "import os\n"),
+        "documents": ("docs/bad.md", "[one](nowhere.md)\n"),
+    }
+    for hook, (name, text) in bad.items():
+        ended(hooks[hook], cwd=str(clone))
+        (clone / name).write_text(text)
+        done = subprocess.run(
+            hooks[hook], cwd=clone, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert (done.returncode, Path(name).name in done.stdout + done.stderr) == (1, True), hook
+        (clone / name).unlink()
 
 
 @pytest.mark.check

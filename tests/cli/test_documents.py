@@ -94,6 +94,18 @@ def test_each_clause_is_behind_the_link_of_a_promise() -> None:
     assert {number: where for number, where in linked.items() if places[number] != where} == {}
 
 
+WORDS_MAX = 6000
+"""Of both pages of the contract: that by subject, and the table by system call."""
+
+
+@pytest.mark.clause("S569")
+def test_the_contract_is_short() -> None:
+    """Numbers of clauses and links count, bars of tables do not."""
+    pages = (ROOT / "docs" / name for name in ("SEMANTICS.md", "CALLS.md"))
+    words = [one for page in pages for one in page.read_text().split() if re.search(r"\w", one)]
+    assert len(words) <= WORDS_MAX
+
+
 def test_each_page_of_clauses_says_what_it_is_about() -> None:
     for page in CLAUSE_PAGES:
         title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
