@@ -21,11 +21,11 @@ import trio
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.__main__ import JOBS, witness_for
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
-from acpfs.training.coordinator.launchers import Launchers, Post, State
+from acpfs.training.coordinator.launchers import NODE_LOST, Launchers, Post, State
 from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
-from acpfs.training.messages import Exited, Header, Idle, Launcher, Planned, Sent
-from acpfs.training.records import MalformedError
+from acpfs.training.messages import Exited, Header, Idle, Launcher, Over, Planned, Sent
+from acpfs.training.records import MalformedError, NewerError
 from acpfs.training.wire import LinkClosedError, TrioLink, frame, notice_silence
 
 _log = get_logger(__name__)
@@ -71,6 +71,10 @@ class Meeting:
                     first = await connection.receive()
                 if first.header.job == self._job and isinstance(first.message, Launcher):
                     await self._hear(connection, first.message)
+            except NewerError as error:
+                _log.warning("refused", error=str(error))
+                over = Over(NODE_LOST, str(error))  # it would call again and again
+                connection.post(frame(Sent(Header(self._job, 0, 0, "meeting"), over)))
             except (LinkClosedError, MalformedError, trio.TooSlowError) as error:
                 _log.info("a connection ended", error=str(error))
             connection.cut()

@@ -29,7 +29,7 @@ from acpfs.training.credentials import Credentials
 from acpfs.training.launcher import ranks
 from acpfs.training.launcher.options import Options
 from acpfs.training.messages import FromLauncher, Header, Launcher, Over, Sent, Start, ToLauncher
-from acpfs.training.records import MalformedError
+from acpfs.training.records import MalformedError, NewerError
 from acpfs.training.wire import LinkClosedError, TrioLink, notice_silence
 
 log = get_logger(__name__)
@@ -260,6 +260,8 @@ class Together:
                     while isinstance(message := (await link.receive()).message, ToLauncher):
                         self._start = message if isinstance(message, Start) else self._start
                         await self._hear.send(message)
+                except NewerError as error:  # it stays so, however often this one calls
+                    await self._hear.send(Over(NODE_LOST, str(error)))
                 except (LinkClosedError, MalformedError) as error:
                     log.warning("the meeting of launchers is gone", error=str(error))
                 nursery.cancel_scope.cancel()
