@@ -37,7 +37,7 @@ class StuckJournal:
         """
         mirror = spilling(made).spill.mirror
         assert mirror is not None
-        mirror._patience_s = 600.0
+        mirror._outage.wait_s = 600.0
         self._begun.set()
 
     def is_waited_for(self) -> bool:

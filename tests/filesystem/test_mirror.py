@@ -28,7 +28,7 @@ from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskPlace, log_name
-from acpfs.writeback.sources.mirror import Mirror
+from acpfs.writeback.sources.mirror import JournalStage, Mirror
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
 from tests.filesystem.world import CALLER, World
@@ -381,7 +381,7 @@ def test_a_disk_that_hangs_is_waited_for_as_long_as_patience_lasts_and_then_ther
         await mirrored(made)
         mirror = spilling(made).spill.mirror
         assert mirror is not None
-        mirror._patience_s = 0.1
+        mirror._outage.wait_s = 0.1
         monkeypatch.setattr(mirror, "_apply", lambda _journal, _batch: over.wait(60))
         await made.do(made.fs.rename(ROOT, b"a", ROOT, b"b", 0))
         await made.drained()
@@ -412,7 +412,7 @@ def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: P
                 assert not removed.is_set()
                 mirror.begin()
             with mirror._changed:
-                assert mirror._changed.wait_for(lambda: mirror._seeded, 20)
+                assert mirror._changed.wait_for(lambda: mirror._stage is JournalStage.FOLLOWING, 20)
             with made.fs.lock:
                 mirror.when_safe(lambda: None)  # has the mirror look at all that is put off
                 made.state.commit()
@@ -487,7 +487,7 @@ def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(
                     mirror._fail_locked(first, "the test says so")
                 mirror.begin()
             with mirror._changed:
-                assert mirror._changed.wait_for(lambda: mirror._seeded, 20)
+                assert mirror._changed.wait_for(lambda: mirror._stage is JournalStage.FOLLOWING, 20)
             return names()
 
         monkeypatch.setattr(place._directory, "names", names_later)
@@ -579,7 +579,7 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(
             seeding["old"].set()
             old.join(60)
             assert not old.is_alive()
-            assert not mirror._seeded
+            assert mirror._stage is not JournalStage.FOLLOWING
             assert mirror.statistics().state == "seeding"
             seeding["new"].set()
             await until(made, lambda: mirror.statistics().state == "on")

@@ -25,7 +25,7 @@ from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskJournal, DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.sources.mirror import DISK_PATIENCE, Mirror
+from acpfs.writeback.sources.mirror import DISK_PATIENCE, JournalStage, Mirror
 from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
@@ -104,7 +104,7 @@ def test_a_mark_that_was_late_takes_no_journal_in_use_away(made: Made) -> None:
         made.mirror._fail_locked(late, "the disk failed")
     with made.lock:
         made.mirror.begin()
-    wait_until(lambda: made.mirror._seeded)
+    wait_until(lambda: made.mirror._stage is JournalStage.FOLLOWING)
     made.lower.go_on.set()
     wait_until(lambda: made.mark() == made.mirror._token)
     assert (made.directory.path / log_name(made.mark())).exists()
@@ -174,7 +174,7 @@ def test_journals_that_fail_one_after_the_other_have_the_time_of_one(
     marked(made)
     made.mirror.before(stored(made, 1))
     times = [0.0]
-    monkeypatch.setattr(made.mirror, "_now", lambda: times[0])
+    monkeypatch.setattr(made.mirror._outage, "_now", lambda: times[0])
 
     def refuse(_token: str, _snapshot: sqlite3.Connection) -> Journal:
         raise OSError("no room")
@@ -299,7 +299,7 @@ def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(
     made.mirror.before(stored(made, 4))
     disk = Hanging(monkeypatch, made.mirror)
     # not before: what is waited for above comes in its time
-    made.mirror._patience_s = 0.1
+    made.mirror._outage.wait_s = 0.1
     with made.lock:
         if change == "itself":
             made.log.save(op)

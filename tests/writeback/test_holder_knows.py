@@ -17,9 +17,7 @@ pytestmark = pytest.mark.clause("S612")
 def mirror() -> Mirror:
     """That knows all that was logged."""
     parts: Any = SimpleNamespace(last_seq=0, changed=lambda _op: 0)
-    made = Mirror(parts, parts, parts, parts, "n1", REAL, HOLDER_PATIENCE)
-    made._unknown_alone = False
-    return made
+    return Mirror(parts, parts, parts, parts, "n1", REAL, HOLDER_PATIENCE)
 
 
 @pytest.mark.parametrize("kind", OpKind)

@@ -16,8 +16,8 @@ commit thread, all else in the journal's own.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
-import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +27,11 @@ from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import Seq
-from acpfs.writeback.copies.journal_marks import mark_path, put, withdraw
+from acpfs.writeback.copies.counting_mark import CountingMark
+from acpfs.writeback.copies.journal_marks import mark_path, withdraw
 from acpfs.writeback.copies.journal_place import Journal, JournalPlace, JournalSite
+from acpfs.writeback.copies.outage import Outage
+from acpfs.writeback.copies.unknown_ops import UnknownOps
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
@@ -38,7 +41,6 @@ many.
 """
 PENDING_STATEMENTS_MAX = 500_000
 """About 200 MB: a disk that is so far behind is not going to catch up."""
-UNKNOWN_OPS_MAX = 1024
 REPEATABLE = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 """Operations that can be carried out again in a row, as long as no two of them have to do with the
 same name or node.
@@ -99,6 +101,14 @@ class MirrorStatistics:
     """The member whose copies count, whether it can be reached or not; "": none."""
 
 
+class JournalStage(enum.Enum):
+    """Of the journal that is written now."""
+
+    OFF = "none is, and why is said"
+    SEEDING = "the state is being written to it"
+    FOLLOWING = "transactions are appended to it"
+
+
 class NoMirror:
     """For mounts without a mirror: an earlier mount's journal does not count any more as soon as
     something is committed.
@@ -132,49 +142,42 @@ class Mirror:
         self._place = place
         self._state = state
         self._operations = operations
-        self._lower = lower
         self._patience = patience
-        self._patience_s = patience.wait_s
         self._runtime = runtime
-        self._now = runtime.clock.now
-        self._mark = mark_path(node_id)
-        self._marked = ""
-        self._may_be_marked = True
-        self._has_learned = False
-        """Whether what an earlier worker's mark said is known."""
+        self._mark = CountingMark(lower, node_id, place)
         self._marking = runtime.threads.lock()
         """Held while the mark is looked at and changed, and by the commit thread until it knows
         what it may do.
         """
         self._changed = runtime.threads.condition()
+        self._stage = JournalStage.OFF
+        self._why = "not begun"
+        """It is off."""
+        self._outage = Outage(runtime.clock.now, patience.wait_s, patience.rest_s)
         self._token = ""
         self._site: JournalSite | None = None
         """Where the journal of that token is."""
         self._needed_until = operations.last_seq
         """Of operations up to this one others may have been told that they are copied."""
-        self._is_needed = self._is_failing = True
+        self._is_needed = True
         """Whether one of them is not persisted, when it was last looked."""
         self._wanted = 0
         """So many transactions somebody waits for."""
         self._pending: list[list[Statement]] = []
-        self._pending_statements = self._logged = self._synced = 0
-        self._changes = self._known_changes = 0
-        """Of the state: up to the last transaction, and as far as the journal knew when it was
-        waited for.
-        """
-        self._seeded = self._is_long = self._closing = False
-        self._why = "not begun"
-        self._rest_until = 0.0
-        # a new worker waits for its holder as for one that failed
-        self._failed_at = self._now()
-        """While `_is_failing`: whoever waits for a journal that counts does so from that moment on,
-        however many are begun meanwhile.
-        """
+        self._pending_statements = 0
+        self._logged = 0
+        """Transactions that were made."""
+        self._synced = 0
+        """Of these the journal has so many."""
+        self._changes = 0
+        """Of the state, up to the last transaction."""
+        self._known_changes = 0
+        """The same, as far as the journal knew when it was waited for."""
+        self._is_long = False
+        self._is_closing = False
         self._after: list[tuple[int, Callable[[], None]]] = []
         self._current: list[tuple[int, str, Callable[[], None]]] = []
-        self._unknown_names: set[tuple[int, bytes]] = set()
-        self._unknown_nodes: set[int] = set()
-        self._unknown_alone = False
+        self._unknown = UnknownOps(patience.repeatable)
 
     # -- the journal
 
@@ -187,9 +190,9 @@ class Mirror:
         with self._changed:
             self._token = token
             self._site = self._place.site
+            self._stage = JournalStage.SEEDING
             self._why = ""
             self._changed.notify_all()
-            self._seeded = False
             self._is_long = False
             self._pending = []
             self._pending_statements = 0
@@ -201,20 +204,25 @@ class Mirror:
         """Begin anew after a failure, when its rest is over, or a journal that has become long;
         under the lock, about once a second.
         """
-        has_rested = bool(self._why) and self._now() > self._rest_until
+        is_off = self._stage is JournalStage.OFF
+        has_rested = is_off and self._outage.has_rested
         site = self._place.site
         first = self._operations.first()
         self._is_needed = first is not None and first.seq <= self._needed_until
         if site is not None and not site.has_copies and not self._is_needed:
             # what was told to be copied is persisted: it goes on without a journal, and at once
-            self.broken(self._patience_s)
+            self.broken(self._outage.wait_s)
         elif site is None:
             self.broken()
-        elif not self._closing and (
-            has_rested or self._is_long or (site is not self._site and not self._why)
+        elif not self._is_closing and (
+            has_rested or self._is_long or (site is not self._site and not is_off)
         ):
             self.begin()
-        elif self._seeded and self._marked != self._token and not self._marking.locked():
+        elif (
+            self._stage is JournalStage.FOLLOWING
+            and self._mark.token != self._token
+            and not self._marking.locked()
+        ):
             self._mark_soon(self._token)
 
     def broken(self, waited_s: float = 0.0) -> None:
@@ -232,14 +240,14 @@ class Mirror:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
             if (
                 token == self._token
-                and self._marked != token
+                and self._mark.token != token
                 and self._wait(token, self._knows_all())
             ):
                 self._set_mark(token)
 
     def _record(self, statements: list[Statement]) -> None:
         with self._changed:
-            if self._why:
+            if self._stage is JournalStage.OFF:
                 return
             self._logged += 1
             self._changes = self._state.changes
@@ -255,7 +263,8 @@ class Mirror:
                 with self._changed:
                     if token != self._token:
                         return  # another one was begun meanwhile, and has to be seeded itself
-                    self._seeded = True
+                    if self._stage is JournalStage.SEEDING:
+                        self._stage = JournalStage.FOLLOWING
                     self._changed.notify_all()
                 self._mark_soon(token)
                 while (batch := self._next(token, is_lazy=journal.is_lazy)) is not None:
@@ -278,17 +287,20 @@ class Mirror:
         with self._changed:
             while (
                 not (self._pending and (not is_lazy or self._is_wanted()))
-                and not self._closing
-                and token == self._token
-                and not self._why
+                and not self._is_closing
+                and self._is_written(token)
             ):
                 self._changed.wait()
-            if token != self._token or self._why or (self._closing and not self._pending):
+            if not self._is_written(token) or (self._is_closing and not self._pending):
                 return None
             batch = self._pending
             self._pending = []
             self._pending_statements = 0
             return batch
+
+    def _is_written(self, token: str) -> bool:
+        """Whether the journal of that token is the one that is written now."""
+        return token == self._token and self._stage is not JournalStage.OFF
 
     def _is_wanted(self) -> bool:
         return self._wanted > self._synced or self._pending_statements > LAZY_STATEMENTS
@@ -308,25 +320,17 @@ class Mirror:
 
     def _fail_locked(self, token: str, why: str, waited_s: float = 0.0) -> None:
         """`waited_s`: so long the drain was held up for it already."""
-        if token != self._token or self._why:
+        if not self._is_written(token):
             return
+        self._stage = JournalStage.OFF
         self._why = why or "?"
-        if self._marked == token and self._site is not None and self._site.has_copies:
+        if self._mark.token == token and self._has_copies():
             self._needed_until = self._operations.last_seq
             self._is_needed = True
-        if not self._is_failing:
-            self._is_failing = True
-            self._failed_at = self._now() - waited_s
-        elif waited_s:
-            self._failed_at = min(self._failed_at, self._now() - waited_s)
-        self._seeded = False
+        self._outage.failed(waited_s)
         self._pending = []
         self._pending_statements = 0
-        self._rest_until = self._now() + self._patience.rest_s
-        log.warning(
-            self._patience.complaint,
-            error=why,
-        )
+        log.warning(self._patience.complaint, error=why)
         self._changed.notify_all()
 
     def when_safe(self, action: Callable[[], None]) -> None:
@@ -355,9 +359,9 @@ class Mirror:
 
     def _run_current(self) -> None:
         with self._changed:
-            waiting = [one for one in self._current if one[1] == self._token and not self._why]
+            waiting = [one for one in self._current if self._is_written(one[1])]
             # beside a journal elsewhere are copies of before
-            counts = self._marked == self._token and self._has_copies()
+            counts = self._mark.token == self._token and self._has_copies()
             ready = [one for one in waiting if counts and one[0] <= self._synced]
             self._current = [one for one in waiting if one not in ready]
         for _number, _token, action in ready:
@@ -366,17 +370,16 @@ class Mirror:
     def _run_after(self) -> None:
         self._run_current()
         with self._changed:
-            if self._may_be_marked and (self._why or self._marked != self._token):
+            may_count = self._mark.may_name_one
+            if may_count and (self._stage is JournalStage.OFF or self._mark.token != self._token):
                 return  # an older journal, or the one that failed, may count still
             done = [
-                action
-                for number, action in self._after
-                if number <= self._synced or not self._may_be_marked
+                action for number, action in self._after if number <= self._synced or not may_count
             ]
             self._after = [
                 (number, action)
                 for number, action in self._after
-                if number > self._synced and self._may_be_marked
+                if number > self._synced and may_count
             ]
         for action in done:
             action()
@@ -395,18 +398,17 @@ class Mirror:
             self._ahead_of(op)
 
     def _ahead_of(self, op: Op) -> None:
-        if not self._has_learned:
-            if not self._marked:
-                self._may_be_marked = self._place.learn()
-            self._has_learned = True
+        self._mark.learn()
         with self._changed:
-            if self._patience.waits_for_next and self._may_be_marked:
-                left_s = self._failed_at + self._patience_s - self._now()
-                self._changed.wait_for(lambda: not self._why or self._closing, max(0.0, left_s))
+            if self._patience.waits_for_next and self._mark.may_name_one:
+                self._changed.wait_for(
+                    lambda: self._stage is not JournalStage.OFF or self._is_closing,
+                    max(0.0, self._outage.left_s),
+                )
             token = self._token
-            why = self._why
-        if self._marked != token or why:
-            if not why and self._wait(token, self._knows_all()):
+            is_off = self._stage is JournalStage.OFF
+        if is_off or self._mark.token != token:
+            if not is_off and self._wait(token, self._knows_all()):
                 self._set_mark(token)
             else:
                 self._does_without(op)
@@ -414,16 +416,15 @@ class Mirror:
         elif self._must_know(op) and not self._sync(token):
             self._does_without(op)
             return
-        self._note(op)
+        self._unknown.add(op)
 
     def _does_without(self, op: Op) -> None:
         """The journal failed while it was waited for: the next one has the rest of the time. Then
         one elsewhere has its time, where what counts is needed.
         """
         with self._changed:
-            left_s = self._failed_at + self._patience_s - self._now()
-        is_next_in_time = self._patience.waits_for_next and left_s > 0
-        if self._may_be_marked and (is_next_in_time or self._goes_elsewhere()):
+            is_next_in_time = self._patience.waits_for_next and self._outage.left_s > 0
+        if self._mark.may_name_one and (is_next_in_time or self._goes_elsewhere()):
             self._ahead_of(op)
         else:
             self._remove_mark()
@@ -433,9 +434,7 @@ class Mirror:
         with self._changed:
             if not self._is_needed or not self._place.goes_elsewhere(self._site):
                 return False
-            self._is_failing = True
-            self._failed_at = self._now()  # it has a time of its own
-            self._rest_until = 0.0
+            self._outage.goes_elsewhere()
             return True
 
     def _must_know(self, op: Op) -> bool:
@@ -446,22 +445,7 @@ class Mirror:
         file made that the journal does not know would be taken for somebody else's, and what was
         left out would be carried out after all.
         """
-        if self._operations.changed(op) > self._known_changes:
-            return True
-        if (
-            self._unknown_alone
-            or op.kind not in self._patience.repeatable
-            or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX
-        ):
-            return True
-        return op.ino in self._unknown_nodes or any(
-            name in self._unknown_names for name in op.touches()
-        )
-
-    def _note(self, op: Op) -> None:
-        self._unknown_nodes.add(op.ino)
-        self._unknown_names.update(op.touches())
-        self._unknown_alone = op.kind not in self._patience.repeatable
+        return self._operations.changed(op) > self._known_changes or self._unknown.would_spoil(op)
 
     def _sync(self, token: str) -> bool:
         with self._changed:
@@ -470,16 +454,14 @@ class Mirror:
         if not self._wait(token, lambda: self._synced >= wanted):
             return False
         self._known_changes = changes
-        self._unknown_names.clear()
-        self._unknown_nodes.clear()
-        self._unknown_alone = False
+        self._unknown.begin_anew()
         return True
 
     def _knows_all(self) -> Callable[[], bool]:
         """Whether the journal has all that was logged until now."""
         with self._changed:
             wanted = self._logged
-        return lambda: self._seeded and self._synced >= wanted
+        return lambda: self._stage is JournalStage.FOLLOWING and self._synced >= wanted
 
     def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
         """Whether the journal of that token came so far; one that was begun meanwhile says nothing
@@ -489,23 +471,19 @@ class Mirror:
             self._wanted = self._logged
             self._changed.notify_all()
             met = self._changed.wait_for(
-                lambda: token != self._token or bool(self._why) or condition(),
-                self._patience_s,
+                lambda: not self._is_written(token) or condition(), self._outage.wait_s
             )
             if not met:
                 self._fail_locked(
-                    token, f"the {self._patience.what} does not answer", self._patience_s
+                    token, f"the {self._patience.what} does not answer", self._outage.wait_s
                 )
-            return token == self._token and not self._why
+            return self._is_written(token)
 
     def _set_mark(self, token: str) -> None:
-        content = {"token": token, **self._place.described(token)}
-        put(self._lower, self._mark, json.dumps(content).encode() + b"\n")
-        self._marked = token
-        self._may_be_marked = True
-        self._is_failing = False
-        self._place.marked(token)
-        self._unknown_alone = True  # the operation that is being carried out now, if any
+        self._mark.put(token)
+        with self._changed:
+            self._outage.is_over()
+        self._unknown.stands_alone()
         self._run_after()
         with contextlib.suppress(OSError):  # they only take room: the next mark's removal
             self._remove_others(token)
@@ -523,11 +501,7 @@ class Mirror:
                 self._place.remove(other)
 
     def _remove_mark(self) -> None:
-        if self._may_be_marked:
-            withdraw(self._lower, self._mark)
-            self._marked = ""
-            self._may_be_marked = False
-            self._place.withdrawn()
+        if self._mark.withdraw():
             self._run_after()
 
     # -- the whole
@@ -536,7 +510,7 @@ class Mirror:
     def is_current(self) -> bool:
         """Whether the journal that counts has every transaction that was made. Thread-safe."""
         with self._changed:
-            is_on = not self._why and self._seeded and self._marked == self._token
+            is_on = self._stage is JournalStage.FOLLOWING and self._mark.token == self._token
             return is_on and self._has_copies() and self._synced >= self._logged
 
     def _has_copies(self) -> bool:
@@ -549,17 +523,17 @@ class Mirror:
         None: all count that are made. Thread-safe.
         """
         with self._changed:
-            is_away = bool(self._why) or not self._has_copies()
-            has_holder = self._patience.waits_for_next and self._may_be_marked
+            is_away = self._stage is JournalStage.OFF or not self._has_copies()
+            has_holder = self._patience.waits_for_next and self._mark.may_name_one
             return self._needed_until if has_holder and is_away else None
 
     def statistics(self) -> MirrorStatistics:
         """Thread-safe."""
         with self._changed:
             state = "seeding"
-            if self._why:
+            if self._stage is JournalStage.OFF:
                 state = "off"
-            elif self._marked == self._token:
+            elif self._mark.token == self._token:
                 state = "on" if self._has_copies() else "away"
             pending = self._logged - self._synced
             return MirrorStatistics(state, self._why, pending, self._place.counts_at)
@@ -569,13 +543,12 @@ class Mirror:
         more. Waits a while for the disk.
         """
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             self._changed.notify_all()
-            if not self._why and self._seeded:
+            if self._stage is JournalStage.FOLLOWING:
                 self._changed.wait_for(
-                    lambda: bool(self._why) or self._synced >= self._logged, self._patience_s
+                    lambda: self._stage is JournalStage.OFF or self._synced >= self._logged,
+                    self._outage.wait_s,
                 )
         if nothing_left:
-            withdraw(self._lower, self._mark)
-            with contextlib.suppress(FileNotFoundError):
-                self._lower.remove_own(self._mark)
+            self._mark.remove()

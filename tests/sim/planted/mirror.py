@@ -19,16 +19,16 @@ MIRROR_BUGS = [
     Bug(
         "mark-not-withdrawn",
         "a journal whose disk has failed counts still",
-        MIRROR,
-        "            withdraw(self._lower, self._mark)\n            self._marked = ",
-        "            self._marked = ",
+        "writeback/copies/counting_mark.py",
+        "        withdraw(self._lower, self._path)\n        self._token = ",
+        "        self._token = ",
         ONLY_MIRROR,
     ),
     Bug(
         "marked-before-it-is-seeded",
         "a journal counts before it has all",
         MIRROR,
-        "        return lambda: self._seeded and self._synced >= wanted\n",
+        "        return lambda: self._stage is JournalStage.FOLLOWING and self._synced >= wanted\n",
         "        return lambda: True\n",
         ONLY_MIRROR,
     ),
@@ -51,7 +51,7 @@ MIRROR_BUGS = [
         ONLY_MIRROR,
         equivalent=(
             "what comes later under one of their names, or to their node, waits for the journal "
-            "all the same (`Mirror._must_know`, `_unknown_names`)"
+            "all the same (`UnknownOps.would_spoil`)"
         ),
     ),
 ]
