@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from threading import RLock
@@ -97,6 +98,38 @@ def copied(place: MemberPlace, data: bytes, vid: int = 1) -> str:
             copy.write(piece, start)
         copy.finish(len(data))
     return name
+
+
+@clause("S580")
+def test_two_threads_that_begin_have_one_session(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's and that of the copies."""
+    network.add("holder")
+    place = network.place()
+    failed: list[Exception] = []
+    is_over = threading.Event()
+    hold = network.hold
+
+    def begin() -> None:
+        try:
+            place.begin()
+        except Exception as error:  # noqa: BLE001 - the test tells
+            failed.append(error)
+        is_over.set()
+
+    other = threading.Thread(target=begin, daemon=True)
+
+    def held(to: MemberAddress, said: Message) -> Message:
+        if not other.ident:
+            other.start()
+            is_over.wait(0.5)  # where it does not wait for this one, it is done
+        return hold(to, said)
+
+    monkeypatch.setattr(network, "hold", held)
+    place.begin()
+    other.join()
+    assert (failed, place.sessions, network.said) == ([], 1, ["begin"])
 
 
 @clause("S581")

@@ -120,6 +120,8 @@ class MemberPlace:
         self._threads = runtime.threads
         self._now = runtime.clock.now
         self._lock = threading.Lock()
+        self._beginning = threading.Lock()
+        """Held while a session is begun: copies and journal ask for one at the same time."""
         self._session = _session_of(earlier)
         self._is_broken = True
         self._settled = ""
@@ -190,20 +192,21 @@ class MemberPlace:
         Raises:
             HolderError: nobody takes it now.
         """
-        with self._lock:
-            session = self._session
-            if not self._is_broken:
-                return
-        ranked = self._ranked()
-        if session is not None:
-            try:
-                if self._resumed(session):
+        with self._beginning:
+            with self._lock:
+                session = self._session
+                if not self._is_broken:
                     return
-            except HolderError:  # it has not got it any more
-                pass
-            except OSError:  # it does not answer yet, and may have it: not a second one there
-                ranked = [one for one in ranked if one.address.node != session.holder]
-        self._begin_at(ranked)
+            ranked = self._ranked()
+            if session is not None:
+                try:
+                    if self._resumed(session):
+                        return
+                except HolderError:  # it has not got it any more
+                    pass
+                except OSError:  # it does not answer yet, and may have it: not a second one there
+                    ranked = [one for one in ranked if one.address.node != session.holder]
+            self._begin_at(ranked)
 
     def _resumed(self, session: HolderSession) -> bool:
         """By its address as it is now: it may have begun anew at another port. False: it is not
