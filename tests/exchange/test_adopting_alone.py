@@ -213,7 +213,7 @@ def test_who_adopts_looks_at_the_journal_once_more_after_the_fence(
         missed(holds, "saves")
         with (
             locked(adopting_lock(holds.runtime_dir, "saves"), may_wait=False),
-            pytest.raises(CommandError, match="is being adopted here already"),
+            pytest.raises(CommandError, match="is being adopted here by process"),
         ):  # by a person, who is not asked to make room
             holds.run("acpfs-ctl", str(holds.path), "adopt", "saves", "--alone")
         with pytest.raises(CommandError) as caught:
