@@ -19,7 +19,7 @@ import click
 
 from tests.cluster import outcome, ranks
 from tests.cluster.kills import KEEP, Ground, run
-from tests.cluster.losses import HEAD
+from tests.cluster.losses import HEAD, Outcome
 from tests.cluster.losses import run as run_losses
 from tests.cluster.losses import save as save_losses
 from tests.rig.storage import KINDS, UNCACHED, open_storage, why_not
@@ -169,20 +169,22 @@ def main(
 
 
 def lose(losses: int, partitions: int, seed: int, kept: Path | None, *, alone: bool) -> None:
-    """Whole nodes; ends the program."""
+    """Whole nodes; ends the program. What is kept is of all until then, if it is ended before."""
+    command = shlex.join(["tools/cluster-drill", *sys.argv[1:]])
+    kernel = platform.release().split("-")[0]
+
+    def keep(outcomes: list[Outcome]) -> None:
+        if kept is not None:
+            save_losses(kept, outcomes, command, kernel)
+
     with tempfile.TemporaryDirectory(
         prefix="acpfs-cluster-", ignore_cleanup_errors=True
     ) as directory:
-        found = run_losses(Path(directory), seed, losses, partitions, click.echo, alone=alone)
+        found = run_losses(
+            Path(directory), seed, losses, partitions, click.echo, alone=alone, kept=keep
+        )
     for one in found:
         click.echo(dict(zip(HEAD, one.row(), strict=True)))
-    if kept is not None:
-        save_losses(
-            kept,
-            found,
-            shlex.join(["tools/cluster-drill", *sys.argv[1:]]),
-            platform.release().split("-")[0],
-        )
     for line in [line for one in found for line in one.violations[:10]]:
         click.echo(line)
     sys.exit(any(one.violations for one in found))

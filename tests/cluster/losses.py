@@ -476,9 +476,10 @@ def run(
     tell: Callable[[str], None] = lambda _line: None,
     *,
     alone: bool = False,
+    kept: Callable[[list[Outcome]], None] = lambda _outcomes: None,
 ) -> list[Outcome]:
     """Losses, and as many behind a network that was cut, which needs root and ip(8). `alone`:
-    holders adopt without being asked.
+    holders adopt without being asked; `kept`: is given what was seen, after each loss.
     """
     (backing := tmp / "backing").mkdir()
     found = [Outcome("loss", seed), Outcome("loss behind a cut network", seed)]
@@ -500,9 +501,11 @@ def run(
             outcome.took_s = round(time.monotonic() - began, 1)
             tell(
                 f"{count} of {len(kinds)} after {outcome.took_s:.0f} s: {outcome.kind}; "
-                f"{outcome.found} of {outcome.told} found, {outcome.undrained} were not persisted, "
+                f"{outcome.alone} adopted unasked, {outcome.found} of {outcome.told} found, "
+                f"{outcome.undrained} were not persisted, "
                 f"{len(outcome.violations)} violations {outcome.violations[-2:]}"
             )
+            kept([one for one in found if one.times])
     return [one for one in found if one.times]
 
 
