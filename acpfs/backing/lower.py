@@ -156,8 +156,8 @@ def lstat_each(
     return found
 
 
-class Lower(Protocol):
-    """The backing directory, as the write-back engine and the file system use it."""
+class LowerToRead(Protocol):
+    """The half of `Lower` that changes nothing; descriptors are those of `open_read`."""
 
     @property
     def features(self) -> Features: ...
@@ -194,6 +194,40 @@ class Lower(Protocol):
         ...
 
     def space(self) -> SpaceInfo: ...
+    def digest(self, path: LowerPath) -> str:
+        """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`);
+        "" for none.
+        """
+        ...
+
+    def note(self, path: LowerPath) -> Note | None:
+        """`digest` of a file, and what the file looked like then."""
+        ...
+
+    def noted(self, fd: int) -> Note | None:
+        """`note` of an open file."""
+        ...
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
+    def expect_bulk(self, fd: int) -> None:
+        """A large file is about to be written or read, in order, from page-aligned memory.
+
+        Advice: never fails.
+        """
+        ...
+
+    def cached_bytes(self, fd: int) -> int | None:
+        """How much of the file the kernel's page cache has, None for unknown. Never waits."""
+        ...
+
+    def stat_fd(self, fd: int) -> LowerStat: ...
+    def close(self, fd: int) -> None:
+        """The descriptor is gone in any case; some file systems report a failed write only here."""
+        ...
+
+
+class Lower(LowerToRead, Protocol):
+    """The backing directory, as the write-back engine and the file system use it."""
 
     def mkdir(self, path: LowerPath) -> None:
         """Mode 0700; `set_metadata` gives it its own."""
@@ -316,20 +350,6 @@ class Lower(Protocol):
         """`apply` through an open descriptor."""
         ...
 
-    def digest(self, path: LowerPath) -> str:
-        """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`);
-        "" for none.
-        """
-        ...
-
-    def note(self, path: LowerPath) -> Note | None:
-        """`digest` of a file, and what the file looked like then."""
-        ...
-
-    def noted(self, fd: int) -> Note | None:
-        """`note` of an open file."""
-        ...
-
     def sync_entry(self, path: LowerPath) -> None:
         """fsync of a file's or directory's inode; nothing for what cannot be opened (symlinks,
         devices, sockets).
@@ -338,7 +358,6 @@ class Lower(Protocol):
 
     # descriptors from create_staging and open_read
 
-    def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
     def write(self, fd: int, data: memoryview, offset: int) -> int: ...
     def make_room(self, fd: int, size: int) -> bool:
         """Have room set aside for the first bytes of a file, whose length stays; False: that cannot
@@ -347,17 +366,6 @@ class Lower(Protocol):
         Raises:
             OSError: ENOSPC, EDQUOT: there is none.
         """
-        ...
-
-    def expect_bulk(self, fd: int) -> None:
-        """A large file is about to be written or read, in order, from page-aligned memory.
-
-        Advice: never fails.
-        """
-        ...
-
-    def cached_bytes(self, fd: int) -> int | None:
-        """How much of the file the kernel's page cache has, None for unknown. Never waits."""
         ...
 
     def begin_write_out(self, fd: int, offset: int, count: int) -> None:
@@ -375,11 +383,6 @@ class Lower(Protocol):
         """Ask the kernel to drop its cached copy, so that the next read comes from the backing file
         system. Advice: never fails.
         """
-        ...
-
-    def stat_fd(self, fd: int) -> LowerStat: ...
-    def close(self, fd: int) -> None:
-        """The descriptor is gone in any case; some file systems report a failed write only here."""
         ...
 
     # acpfs' own small files below `.acpfs`

@@ -15,7 +15,15 @@ from pathlib import Path
 from acpfs.backing import filling
 from acpfs.backing.attributes import lower_stat
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.lower import (
+    LowerEntry,
+    LowerPath,
+    LowerStat,
+    LowerToRead,
+    Note,
+    SpaceInfo,
+    lstat_each,
+)
 from acpfs.backing.quirks import Features
 from acpfs.config import Settings
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
@@ -34,8 +42,11 @@ not tell whether it was read.
 """
 
 
-class PlainLowerDouble:
-    """The reading half of `Lower` over a directory; nothing is ever written to it."""
+class PlainLowerDouble(LowerToRead):
+    """The reading half of `Lower` over a directory; nothing is ever written to it.
+
+    Explicitly so: mypy says where it has not all of that half.
+    """
 
     features = Features()
 
@@ -64,6 +75,12 @@ class PlainLowerDouble:
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)
 
+    def digest(self, path: LowerPath) -> str:
+        return ""
+
+    def note(self, path: LowerPath) -> Note | None:
+        return None
+
     def noted(self, fd: int) -> Note | None:
         return None
 
@@ -82,6 +99,9 @@ class PlainLowerDouble:
 
     def open_read(self, path: LowerPath) -> int:
         return os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open_uncached(self, path: LowerPath) -> int:
+        return self.open_read(path)
 
     def readlink(self, path: LowerPath) -> bytes:
         return os.readlink(self._path(path))
