@@ -32,8 +32,20 @@ from tests.sim.choices import Choices, Knobs
 from tests.sim.oracles import Told, judge_shown
 from tests.sim.processes import Description, Process, ProcessTable
 from tests.sim.programs import Calls, by_path
-from tests.sim.rights import CHANGES, NUMBER, SHARE, XATTR, Rights, drawn
-from tests.sim.shown import MODE, Shown, attribute, bare, below
+from tests.sim.rights import (
+    CHANGES,
+    GIVES,
+    NUMBER,
+    OWNERS,
+    OWNERS_NUMBER,
+    SHARE,
+    XATTR,
+    Rights,
+    drawn,
+    given_away,
+    look_of,
+)
+from tests.sim.shown import Shown, bare, below
 from tests.sim.trace import Finding, Trace
 
 KINDS = {
@@ -149,6 +161,8 @@ class Crew:
         self._under_way = ""
         self.has_rights = choices.stream("rights", NUMBER).random() < SHARE
         """Somebody sets rights and extended attributes, at any moment."""
+        self._gives = choices.stream("owners", OWNERS_NUMBER).random() < OWNERS
+        """Who sets rights also gives files away."""
 
     async def run(self) -> None:
         """All its calls, and an end at which nobody has anything open."""
@@ -536,6 +550,8 @@ class Crew:
         if chance.random() >= CHANGES or not file.is_there:
             return
         change = drawn(chance)
+        if self._gives and chance.random() < GIVES:
+            change = given_away(chance)
         caller = self._calls.kernel.new_caller()
 
         async def act() -> None:
@@ -543,7 +559,9 @@ class Crew:
             if isinstance(change, bytes):
                 await self._request(lambda fs: fs.setxattr(ino, XATTR, change))
             else:
-                whole = replace(change, mode=stat.S_IFREG | (change.mode or 0))
+                whole = change
+                if change.mode is not None:
+                    whole = replace(change, mode=stat.S_IFREG | change.mode)
                 await self._request(lambda fs: fs.setattr(ino, whole, None, caller))
 
         self._counts["attributes set beside a close in doubt"] += self._is_in_doubt(file) or any(
@@ -554,9 +572,8 @@ class Crew:
             await by_path(act)
             file.rights.xattr = change
             return
-        assert change.mode is not None
-        self._note(None, "change mode", file.path, f"{change.mode:o}")
-        file.rights.begin(change.mode)
+        file.rights.begin(change)
+        self._note(None, "change rights", file.path, str(file.rights.last.changed(change)))
         await by_path(act)
         file.rights.end(file.told.event())
 
@@ -592,7 +609,7 @@ class Crew:
                 judge_shown("WITHHELD", below(stored, file.told.directory), file.told.now)
             if self.has_rights and file.is_there:
                 attributes = self._calls.kernel.stored_attributes()
-                file.rights.judge(file.path, attributes, file.rights.mode, is_persisted=True)
+                file.rights.judge(file.path, attributes, file.rights.last.may(), is_persisted=True)
 
     # -- a person
 
@@ -626,6 +643,6 @@ class Crew:
         file.told.begin(shown)
         file.told.end(is_owed=False)
         file.is_there = bool(shown)
-        if self.has_rights and shown:
-            file.rights.shown(int(got[attribute(path, MODE)], 8))
+        if self.has_rights and (look := look_of(file.path, got)) is not None:
+            file.rights.shown(look)
         file.content = next(iter(shown.values()), b"")

@@ -39,6 +39,7 @@ from tests.sim.shown import (
     LINKS,
     MODE,
     MTIME,
+    OWNER,
     PREFIX,
     SAME,
     Shown,
@@ -409,6 +410,7 @@ class Calls:
         ino = st.ino
         found = {
             attribute(path, MODE): b"%o" % stat.S_IMODE(st.mode),
+            attribute(path, OWNER): b"%d:%d" % (st.uid, st.gid),
             attribute(path, LINKS): b"%d" % st.nlink,
             attribute(path, MTIME): b"%d" % st.mtime_ns,
         }

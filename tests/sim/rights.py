@@ -1,18 +1,19 @@
-"""What others may do with a file on the storage, by what was told of its mode.
+"""What others may do with a file on the storage, by what was told of its mode, owner and group.
 
-A mode that gives less has its place in the order: nothing that began after it was told is shown
-while the file, with whichever content, can be used by more (S595). One that gives more may come
-with a later content. When all is persisted, nobody has more than was set last.
+Who may do less by a change is so from its place in the order on: nothing that began after it was
+told is shown while he can use the file, with whichever content, for more (S595). What gives more
+may come with a later content. When all is persisted, nobody has more than was set last.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from acpfs.filesystem.records import AttributeChange
 from tests.sim.oracles import Told
-from tests.sim.shown import MODE, Shown, attribute
+from tests.sim.shown import MODE, OWNER, Shown, attribute
 from tests.sim.trace import Finding
 
 SHARE = 0.4
@@ -21,8 +22,58 @@ NUMBER = 235
 """With it, no history that is named anywhere has it: they are what they were before."""
 CHANGES = 0.3
 """Share of calls behind which some attribute of a file is set."""
+OWNERS_NUMBER = 1
+"""With it, histories with rights that are named somewhere have no changes of owners."""
+OWNERS = 0.5
+"""Share of those with rights in which somebody gives files away, too."""
+GIVES = 0.4
+"""Share of changes there."""
+UIDS = (0, 1000, 1001)
+GIDS = (0, 100, 101)
+PEOPLE = ((1000, 100), (1001, 101), (1000, 101), (1002, 100), (1002, 102))
+"""Who may use a file, or not: owner and group of each, but for root, who may all."""
 MODES = (0o600, 0o640, 0o644, 0o666)
 XATTR = b"user.a"
+
+
+class Look(NamedTuple):
+    """What rights a file gives."""
+
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+
+    def changed(self, change: AttributeChange) -> Look:
+        """After a call."""
+        return Look(
+            self.mode if change.mode is None else change.mode,
+            self.uid if change.uid is None else change.uid,
+            self.gid if change.gid is None else change.gid,
+        )
+
+    def may(self) -> tuple[int, ...]:
+        """What each of `PEOPLE` may do, as bits of a mode."""
+        return tuple(
+            self.mode >> (6 if uid == self.uid else 3 if gid == self.gid else 0) & 7
+            for uid, gid in PEOPLE
+        )
+
+    def __str__(self) -> str:
+        return f"{self.mode:o} of {self.uid}:{self.gid}"
+
+
+def look_of(path: str, attributes: Shown) -> Look | None:
+    """As a tree shows it; None: it is not there."""
+    mode = attributes.get(attribute(path.encode(), MODE))
+    if mode is None:
+        return None
+    uid, _colon, gid = attributes[attribute(path.encode(), OWNER)].partition(b":")
+    return Look(int(mode, 8), int(uid), int(gid))
+
+
+def is_more(look: Look, allowed: tuple[int, ...]) -> bool:
+    """Whether somebody may do more than that."""
+    return any(has & ~may for has, may in zip(look.may(), allowed, strict=True))
 
 
 class Rights:
@@ -30,19 +81,19 @@ class Rights:
 
     def __init__(self) -> None:
         """It is there, or will be, with those that programs give it."""
-        self._told = [(0, 0o644)]
-        """(event of the answer, mode)."""
-        self._pending: int | None = None
+        self._told = [(0, Look())]
+        """(event of the answer, what it gives)."""
+        self._pending: Look | None = None
         self.xattr: bytes | None = None
 
     @property
-    def mode(self) -> int:
+    def last(self) -> Look:
         """As it was set last."""
         return self._told[-1][1]
 
-    def begin(self, mode: int) -> None:
+    def begin(self, change: AttributeChange) -> None:
         """A call would make it so."""
-        self._pending = mode
+        self._pending = self.last.changed(change)
 
     def end(self, event: int) -> None:
         """It was told that it is so."""
@@ -52,45 +103,53 @@ class Rights:
 
     def is_new(self) -> None:
         """Another file has the name."""
-        self._told.append((self._told[-1][0], 0o644))
+        self._told.append((self._told[-1][0], Look()))
         self.xattr = None
 
-    def shown(self, mode: int) -> None:
+    def shown(self, look: Look) -> None:
         """The mount shows this after a decision: no more than was set last.
 
         Raises:
             Finding: it is more.
         """
-        if mode & ~self.mode:
-            raise Finding("RIGHTS", f"shown as {mode:o} after discard, set last to {self.mode:o}")
-        self._told.append((self._told[-1][0], mode))
+        if is_more(look, self.last.may()):
+            raise Finding("RIGHTS", f"shown as {look} after discard, set last to {self.last}")
+        self._told.append((self._told[-1][0], look))
 
-    def allowed(self, began: int) -> int:
-        """What anybody may do when the storage shows what began then."""
-        before = [at for at, (event, _mode) in enumerate(self._told) if event < began]
-        allowed = self._pending or 0
-        for _event, mode in self._told[before[-1] if before else 0 :]:
-            allowed |= mode
-        return allowed
+    def allowed(self, began: int) -> tuple[int, ...]:
+        """What each of `PEOPLE` may do when the storage shows what began then."""
+        before = [at for at, (event, _look) in enumerate(self._told) if event < began]
+        looks = [look for _event, look in self._told[before[-1] if before else 0 :]]
+        looks += [] if self._pending is None else [self._pending]
+        allowed = [0] * len(PEOPLE)
+        for look in looks:
+            allowed = [one | more for one, more in zip(allowed, look.may(), strict=True)]
+        return tuple(allowed)
 
     def at_the_end(self, path: str) -> Shown:
         """Attributes that it has."""
-        found = {attribute(path.encode(), MODE): b"%o" % self.mode}
+        found = {
+            attribute(path.encode(), MODE): b"%o" % self.last.mode,
+            attribute(path.encode(), OWNER): b"%d:%d" % self.last[1:],
+        }
         if self.xattr is not None:
             found[attribute(path.encode(), XATTR)] = self.xattr
         return found
 
-    def judge(self, path: str, attributes: Shown, allowed: int, *, is_persisted: bool) -> None:
+    def judge(
+        self, path: str, attributes: Shown, allowed: tuple[int, ...], *, is_persisted: bool
+    ) -> None:
         """What the storage has of it.
 
         Raises:
             Finding: somebody may do more, or what is persisted is not there.
         """
-        text = attributes.get(attribute(path.encode(), MODE))
-        if text is None:
+        look = look_of(path, attributes)
+        if look is None:
             return
-        if (mode := int(text, 8)) & ~allowed:
-            raise Finding("RIGHTS", f"{path} is there with mode {mode:o}, and may have {allowed:o}")
+        if is_more(look, allowed):
+            may = dict(zip(PEOPLE, allowed, strict=True))
+            raise Finding("RIGHTS", f"{path} is there with mode {look}, and may have {may}")
         xattr = attributes.get(attribute(path.encode(), XATTR))
         if is_persisted and self.xattr is not None and xattr != self.xattr:
             raise Finding("RIGHTS", f"{path} is persisted with {xattr!r}, and not {self.xattr!r}")
@@ -101,6 +160,13 @@ def drawn(chance: random.Random) -> AttributeChange | bytes:
     if chance.random() < 0.7:
         return AttributeChange(mode=chance.choice(MODES))
     return chance.randbytes(5)
+
+
+def given_away(chance: random.Random) -> AttributeChange:
+    """To another owner, another group, or both."""
+    owner = chance.choice((*UIDS, None))
+    group = chance.choice(GIDS if owner is None else (*GIDS, None))
+    return AttributeChange(uid=owner, gid=group)
 
 
 def judge_in_order(

@@ -1,8 +1,8 @@
 """What a tree shows: contents by path, and what is known of a file beside them.
 
-Beside contents: mode, number of links, times and extended attributes, each under the path of its
-file, a zero byte, and its name. A program says of them what it was told; what it does not say is
-not compared.
+Beside contents: mode, owner and group, number of links, times and extended attributes, each under
+the path of its file, a zero byte, and its name. A program says of them what it was told; what it
+does not say is not compared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Attributes: see above.
 """
 
 MODE = b"mode"
+OWNER = b"owner"
+"""And group: two numbers with a colon."""
 LINKS = b"links"
 MTIME = b"mtime"
 XATTR = b"user."
@@ -50,7 +52,7 @@ def is_of(key: bytes, path: bytes) -> bool:
 def is_free(key: bytes) -> bool:
     """Whether it is an attribute that changes by itself, in no order with contents."""
     name = key.partition(PREFIX)[2]
-    return name in (MODE, MTIME) or name.startswith(XATTR)
+    return name in (MODE, OWNER, MTIME) or name.startswith(XATTR)
 
 
 def taken(shown: Shown, path: bytes) -> Shown:

@@ -32,7 +32,7 @@ from acpfs.backing.lower import (
     lstat_each,
 )
 from acpfs.backing.quirks import Features
-from tests.sim.shown import LINKS, MODE, MTIME, Shown, attribute
+from tests.sim.shown import LINKS, MODE, MTIME, OWNER, Shown, attribute
 from tests.sim.virtual import FIRST_FD
 
 P = ParamSpec("P")
@@ -227,6 +227,7 @@ class Storage:
                 continue
             place = path + name + b"/" * child.is_directory
             found[attribute(place, MODE)] = b"%o" % stat.S_IMODE(child.mode)
+            found[attribute(place, OWNER)] = b"%d:%d" % (child.uid, child.gid)
             found[attribute(place, MTIME)] = b"%d" % child.mtime_ns
             if child.is_directory:
                 self._collect_attributes(child, place, found)

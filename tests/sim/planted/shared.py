@@ -113,6 +113,19 @@ SHARED_BUGS = [
         unjudged="wider rights were told, and may be there at any moment; test_versions has it",
     ),
     Bug(
+        "older-for-new-owner",
+        "who is given a file behind a close in doubt may do with the older content what its owner "
+        "might",
+        "writeback/log/ops.py",
+        "            left = (left >> 6 & left >> 3 & left & 0o7) * 0o111\n",
+        "            pass\n",
+        ("shared",),
+        unjudged=(
+            "what a new owner may do was told, and may be there at any moment; not found in 300 "
+            "histories; test_versions has it"
+        ),
+    ),
+    Bug(
         "narrower-at-the-end",
         "rights that were taken behind a close in doubt are logged anew, behind what came since",
         "filesystem/changes.py",
