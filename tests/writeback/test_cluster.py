@@ -27,6 +27,7 @@ from acpfs.writeback.log.stages import Aside, Step
 from acpfs.writeback.members import gate as gate_module
 from acpfs.writeback.members.cluster import (
     BEATS_PER_LISTING,
+    HEARD_BEATS,
     KNOWN_BEATS_MAX,
     Cluster,
     OwnDrain,
@@ -251,6 +252,28 @@ def test_who_is_alone_lists_the_records_with_each_of_its_own(tmp_path: Path, run
             nursery.cancel_scope.cancel()
 
     run(scenario)
+
+
+@clause("S163")
+def test_who_is_alone_and_cannot_say_so_has_its_removals_wait(node: Node) -> None:
+    """Nobody who begins waits for a node that is silent, and what its client remembers of the
+    records may be old. Found by the simulation (members 9000013).
+    """
+
+    async def scenario() -> None:
+        await node.cluster.join()
+        node.gate.begin()
+        node.now += 1.0
+        assert node.gate.is_open(node.remove(b"x")), "nobody else is there"
+        own = node.records["a"]
+        assert node.gate.heard_until == own.clock + HEARD_BEATS * own.heartbeat_s
+        node.gate.heard_until = node.log.clock.now() - 0.1  # it was written long ago
+        removal = node.remove(b"y")
+        assert not node.gate.is_open(removal)
+        await node.looked()
+        assert node.gate.is_open(removal), "it has told, and looked, since"
+
+    trio.run(scenario)
 
 
 @clause("S459")

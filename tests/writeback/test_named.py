@@ -347,7 +347,9 @@ def test_others_are_told_of_the_change_of_a_pointer_until_it_is_there(
 def test_others_are_told_which_pointers_are_to_be_changed(
     saved: World, run: Run, lost: bool
 ) -> None:
-    """Apart where what they wait for is lost. A pointer that is not there yet names nothing."""
+    """Apart where what they wait for is lost. A pointer that is not there yet names nothing; but
+    where a loss is forgotten the oldest is to be made first, also there.
+    """
     saved.store("run/latest_other", b"step-7")
     say(saved, run, b"step-7")
     gate = saved.engine.gate
@@ -359,10 +361,32 @@ def test_others_are_told_which_pointers_are_to_be_changed(
     pass_all_but(saved, run, [withheld, first])
     gate.pointers(1e12)
     assert (withheld.withheld, first.withheld, behind.aside) == (True, True, Aside.HELD)
-    assert gate.standing()[lost] == {"run/latest": withheld.logged_at}
+    to_come = {"run/step-7/.metadata": first.logged_at} if lost else {}
+    assert gate.standing()[lost] == {"run/latest": withheld.logged_at, **to_come}
     assert gate.standing()[not lost] == {}
     goes_on(saved, run)
     assert gate.standing() == ({}, {})
+
+
+@pytest.mark.clause("S164", "S409")
+def test_pointers_that_are_to_come_are_told_as_far_as_there_is_room(saved: World, run: Run) -> None:
+    """One that many checkpoints name before those of single ones; and never is it said that it may
+    be any, for which who needs room would wait.
+    """
+    gate = saved.engine.gate
+    numbers = range(100, 100 + STANDING_MAX)
+    for number in numbers:
+        saved.mkdir(f"run/step-{number}")
+    run(saved.drain)
+    gate.begin()
+    steps = [saved.store(f"run/step-{number}/.metadata", b"") for number in numbers]
+    latest = saved.store("run/latest", b"step-9")
+    withhold(saved, run, *steps, latest, lost=True)
+    gate.pointers(1e12)
+    standing, of_lost = gate.standing()
+    assert (standing, len(of_lost), ANYTHING in of_lost) == ({}, STANDING_MAX, False)
+    assert of_lost["run/latest"] == latest.logged_at
+    goes_on(saved, run)
 
 
 @pytest.mark.clause("S463")

@@ -49,6 +49,10 @@ while nothing is gated; of many, less.
 """
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
+HEARD_BEATS = 2.0
+"""After that many without a record, and before the three after which others count this node as
+silent, it goes by no listing that shows nobody: what its client remembers may be old.
+"""
 KNOWN_BEATS_MAX = 4.0
 """Heartbeats that a mount waits at most until those who were alone know of it."""
 LEAVE_WAIT_S = 10.0
@@ -285,6 +289,7 @@ class Cluster:
         await self._call("publish", self._records.publish, record)
         self._write_done = self._writes
         self._published_at = self._monotonic()
+        self._gate.heard_until = record.clock + HEARD_BEATS * record.heartbeat_s
         self._error = ""
         self.published += 1
 

@@ -15,6 +15,7 @@ temporary name, too. Knows neither nodes nor records. Used under the file system
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -212,6 +213,10 @@ class Gate:
         """Whether there are other members, whose pointers may still name what is removed here;
         None: this worker has not looked yet.
         """
+        self.heard_until = math.inf
+        """By our clock: until then whoever begins a mount waits until this node has heard of it
+        (S163). Later it has other members for all it knows.
+        """
         self.pointer_seq = 0
         """Of the newest pointer that is persisted."""
         self._newest_in: dict[bytes, Seq] = {}
@@ -277,7 +282,10 @@ class Gate:
 
     def _removes_others(self, op: Op) -> bool:
         """Whether the operation removes what other members may name, or write again."""
-        return self.has_peers is not False and op.kind in REMOVING and op.parent > 0
+        return op.kind in REMOVING and op.parent > 0 and self._may_have_peers()
+
+    def _may_have_peers(self) -> bool:
+        return self.has_peers is not False or self._log.clock.now() > self.heard_until
 
     def _is_of_pointers(self, op: Op) -> bool:
         return self._is_pointer(op) or self._takes_pointer(op)
@@ -498,10 +506,12 @@ class Gate:
         """For the record: pointers on the backing directory that what is withheld, or held behind
         that, is to change.
 
-        Those where it waits for what is lost are told apart. With too many or too long ones nobody
-        knows which.
+        Those where it waits for what is lost are told apart, with pointers that are not there yet:
+        who forgets the loss makes the oldest first. With too many or too long ones that are there
+        nobody knows which.
         """
         told: tuple[dict[str, float], dict[str, float]] = ({}, {})
+        to_come: dict[str, float] = {}
         waiting = [
             op for op in (self._pointers or {}).values() if op.withheld or op.aside is Aside.HELD
         ]
@@ -516,6 +526,9 @@ class Gate:
                     name = os.fsdecode(b"/".join(path))
                     of = told[of_lost]
                     of[name] = min(op.logged_at, of.get(name, op.logged_at))
+                for name in self._to_be_made(op) if of_lost else ():
+                    to_come[name] = min(op.logged_at, to_come.get(name, op.logged_at))
+        _fill_up(told[True], to_come)
         return _shortened(told[False]), _shortened(told[True])
 
     # -- what other members have replaced
@@ -530,8 +543,11 @@ class Gate:
             self._placed.learn(told)
 
     def changes(self, gated: Gated) -> set[str]:
-        """Pointers on the backing directory that it is to change, as a record has them."""
-        return {os.fsdecode(b"/".join(path)) for path in self._standing_of(gated.pointer)}
+        """Pointers on the backing directory that it is to change, or to make, as a record has
+        them.
+        """
+        there = {os.fsdecode(b"/".join(path)) for path in self._standing_of(gated.pointer)}
+        return there | self._to_be_made(gated.pointer)
 
     def names_made(self, gated: Gated) -> frozenset[str]:
         """Keys of the names under which it makes a pointer file, and of nothing else."""
@@ -658,11 +674,30 @@ class Gate:
     def _standing_of(self, op: Op) -> Iterable[LowerPath]:
         return () if self._by_path is None else self._by_path.standing(op)
 
+    def _to_be_made(self, op: Op) -> set[str]:
+        """Where it makes a pointer, whether one lies there or not."""
+        if self._by_path is None or not self._is_pointer(op):
+            return set()
+        return {os.fsdecode(path) for path in self.scope_of(op).made}
+
     def _by_name(self, op: Op) -> Scope:
         names = frozenset(name for _directory, name in op.touches())
         made = frozenset({op.touches()[-1][1]})
         taken = frozenset({op.name}) if op.kind in REMOVING else frozenset()
         return Scope(names, waits_for_all=self.needs(op) is None, made=made, taken=taken)
+
+
+def _fill_up(told: dict[str, float], to_come: dict[str, float]) -> None:
+    """Add pointers to come as far as there is room: those beside checkpoints, which many name,
+    before those within.
+    """
+    for name, since in to_come.items():
+        if name in told:
+            told[name] = min(since, told[name])
+    more = [name for name in to_come.keys() - told.keys() if len(name) <= STANDING_CHARACTERS_MAX]
+    more.sort(key=lambda name: (name.count("/"), to_come[name], name))
+    for name in more[: max(0, STANDING_MAX - len(told))]:
+        told[name] = to_come[name]
 
 
 def _shortened(told: dict[str, float]) -> dict[str, float]:
