@@ -115,6 +115,9 @@ class Shell:
 
     _before_after_torch = _before_mounted
 
+    def _before_systemd(self) -> None:
+        self.reader.with_systemd()
+
     def _before_stored(self) -> None:
         self._before_mounted()
         self.mount.flush()

@@ -27,6 +27,7 @@ KINDS = {
     "torch": "Python, all blocks of the page one after the other, in a mount",
     "after torch": "over the same mount, behind the Python",
     "manifests": "and what it makes is compared with the schemas of Kubernetes",
+    "systemd": "as root, where a double of systemctl starts what the unit says",
     "pod": "YAML, compared with them",
     "read": "only parsed; it says why",
 }
@@ -107,11 +108,23 @@ class Reader:
         )
         path.chmod(0o755)
 
+    def with_systemd(self) -> None:
+        """A checkout is here, and systemd's directories are, but systemd is not."""
+        (self.desk / "systemd").symlink_to(REPOSITORY / "systemd")
+        for made in ("systemd/system", "tmpfiles.d"):
+            (self.top / "etc" / made).mkdir(parents=True)
+        path = self.top / "bin" / "systemctl"
+        path.write_text(
+            f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.rig.systemctl"
+            f' {shlex.quote(str(self.top))} "$@"\n'
+        )
+        path.chmod(0o755)
+
     def translated(self, text: str) -> str:
         """Paths of the pages → those of this machine."""
         text = re.sub(r"/shared/ckpt\b", str(self.storage), text)
         text = re.sub(r"/mnt/acp\b", str(self.mountpoint), text)
-        return re.sub(r"(?<!\S)/etc/(?=slurm)", f"{self.top}/etc/", text)
+        return re.sub(r"(?<!\S)/etc/(?=slurm|systemd|tmpfiles\.d|acpfs)", f"{self.top}/etc/", text)
 
     def environment(self) -> dict[str, str]:
         """Of his shell."""
