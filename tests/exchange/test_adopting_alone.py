@@ -14,7 +14,7 @@ import pytest
 
 from acpfs.backing.late_calls import LateCalls, note, storage_at
 from acpfs.control.registry import adopting_lock
-from acpfs.errors import ExitCode
+from acpfs.errors import ExitCode, NotMountedError
 from acpfs.mounting import doctor
 from acpfs.ram.mounts import kind_at
 from acpfs.runtime.file_locks import locked
@@ -22,6 +22,7 @@ from tests.exchange.test_adopting import NOTICES, SLOW, adopt, missed, on_storag
 from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError
+from tests.rig.storage.servers import until
 from tests.training.ranks.networks import Networks
 
 clause = pytest.mark.clause
@@ -72,6 +73,14 @@ def told(mount: AcpfsMount) -> str:
     """Of the only node of which something is held."""
     held = mount.status()["held"]
     return str(held[0]["adoption"]) if held else ""
+
+
+def is_registered(mount: AcpfsMount) -> bool:
+    """Whether it can be asked."""
+    try:
+        return bool(mount.supervisor and mount.pid)
+    except NotMountedError:
+        return False
 
 
 def wait_adopted(mount: AcpfsMount, fault_fs: FaultFs, node: str) -> None:
@@ -371,6 +380,8 @@ def test_an_adoption_goes_on_whoever_dies_in_the_middle(
                 "native",
                 runtime_dir=holds.runtime_dir,
             )
+            # it drains before it is registered
+            until(lambda: is_registered(drains), "the mount that drains is registered")
             for process in (drains.supervisor, drains.pid):
                 os.kill(process, signal.SIGKILL)
         fault_fs.clear()
