@@ -383,8 +383,7 @@ class Admission:
             else:
                 await self._wait_for_more(account, size)
             account = self._unseen.find(node)
-        if account is not None:
-            account.lengthening.append(length)
+        self._unseen.lengthens(node, length)
 
     async def _wait_for_more(self, account: Account, size: int) -> None:
         node = account.node
@@ -449,10 +448,10 @@ class Admission:
         """Give back what a file does not need that did not become as long as it was to be, or
         became shorter.
         """
-        account = self._unseen.find(node)
-        if account is not None and length in account.lengthening:
-            account.lengthening.remove(length)
-        self._unseen.trim(node)
+        if length is None:
+            self._unseen.trim(node)
+        else:
+            self._unseen.resized(node, length)
 
     def stop(self, node: Node, *, stopped: bool) -> None:
         """Whether its writers are held, and cannot write unseen."""

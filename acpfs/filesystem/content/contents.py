@@ -34,6 +34,7 @@ from acpfs.filesystem.content.fill import Coming, Fills
 from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room, pages_wanted
+from acpfs.filesystem.content.unseen_room import Lengthening
 from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.kernel_writes import KernelWrites, mark_file
 from acpfs.filesystem.marks import Marks
@@ -614,11 +615,16 @@ class Contents:
         """Write to RAM without room for it, into the slack of the tmpfs.
 
         Raises:
-            OSError: ENOSPC: there is too little of that left.
+            OSError: ENOSPC: there is too little of that left, or a hole would come to be that
+                others may store into.
         """
         body = await self._before_change(node, offset, writing)
         done = None
-        if not body.is_overflowed and self._tier.space_left_bytes() >= len(data) + SLACK_LEFT_BYTES:
+        if (
+            not body.is_overflowed
+            and not self._room.unseen.hole_bytes(node, offset)
+            and self._tier.space_left_bytes() >= len(data) + SLACK_LEFT_BYTES
+        ):
             done = await self._change(node, body, offset, len(data), os.pwrite, data, offset)
         if done is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -657,11 +663,15 @@ class Contents:
         body = await self._before_change(node, offset, writing)
         if body.is_overflowed:
             return None
+        own = self._room.unseen
+        hole = own.hole_bytes(node, offset)
         wanted = pages_wanted(node, offset, size)
-        wanted -= self._room.unseen.own_bytes(node, offset, wanted, max(node.size, offset + size))
+        wanted -= own.own_bytes(node, offset, wanted, max(node.size, offset + size))
+        wanted += hole
         at_once = not wanted or self._room.at_once(wanted, node)
         if not at_once and not await self._room.reserve(wanted, node):
             return None
+        longer: Lengthening | None = None
         try:
             if not at_once:
                 body = await self._before_change(
@@ -669,10 +679,16 @@ class Contents:
                 )  # again: much may have happened meanwhile
                 if body.is_overflowed:
                     return None
+            if hole:
+                longer = Lengthening(offset)
+                own.lengthens(node, longer, hole)
+                wanted -= hole
             return await self._change(node, body, offset, size, function, *arguments)
         finally:
             if wanted:
                 self._tier.release(wanted, node.ino)
+            if longer is not None:
+                own.resized(node, longer)
 
     async def _change(
         self,

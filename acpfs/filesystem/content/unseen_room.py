@@ -266,6 +266,31 @@ class UnseenRoom:
         spare = max(0, account.reserved_bytes - account.needed_bytes(size))
         return min(account.reserved_bytes, length, within + spare)
 
+    def hole_bytes(self, node: Node, offset: int) -> int:
+        """Of a file that the daemon is about to write at `offset`: what stores into the hole that
+        this leaves behind the present end may need, and the file has not yet.
+        """
+        account = self._accounts.get(node.ino)
+        if account is None or offset <= node.size or not account.promise.covers_stores:
+            return 0
+        return max(0, account.needed_bytes(offset) - account.reserved_bytes)
+
+    def lengthens(self, node: Node, length: Lengthening, size: int = 0) -> None:
+        """The file is about to become so long; `size` bytes, which the budget has reserved already,
+        are for that. `resized` follows, whatever becomes of it.
+        """
+        self.add(node, size)
+        account = self._accounts.get(node.ino)
+        if account is not None:
+            account.lengthening.append(length)
+
+    def resized(self, node: Node, length: Lengthening) -> None:
+        """The file has that length now, or will not have it: what it does not need goes back."""
+        account = self._accounts.get(node.ino)
+        if account is not None and length in account.lengthening:
+            account.lengthening.remove(length)
+        self.trim(node)
+
     def allocates(self, node: Node, end: int) -> None:
         """Pages up to there are about to be allocated, which does not make the file longer."""
         account = self._accounts.get(node.ino)
