@@ -24,7 +24,7 @@ from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.records import AttributeChange, OpenFile
-from acpfs.filesystem.steps import settled, wait
+from acpfs.filesystem.steps import Call, settled, wait
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.types import ROOT, Ino
 from tests.filesystem.held_call import HeldCall
@@ -750,3 +750,71 @@ def test_what_finds_no_page_goes_past_ram_though_the_budget_has_room(
         run(tmp_path, scenario)
     finally:
         unmount(ram, detach=True)
+
+
+async def open_overflowed(w: World) -> tuple[OpenFile, Ino]:
+    opened, attributes = await w.create(b"big")
+    for i in range(6):
+        await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+    assert w.inner.table[attributes.ino].body.is_overflowed
+    return opened, attributes.ino
+
+
+def staged(w: World, ino: Ino, offset: int, size: int) -> bytes:
+    return os.pread(w.inner.table[ino].body.fd, size, offset)
+
+
+async def until_written(w: World, ino: Ino, write: Call[int], offset: int) -> Future[Any]:
+    """A write up to the step that is told that its bytes are there."""
+    before = staged(w, ino, offset, 1)
+    done: Future[Any] | None = None
+    while staged(w, ino, offset, 1) == before:
+        done = w.fs.steps.step(write, done)
+        await settled(done)
+    assert done is not None
+    return done
+
+
+@pytest.mark.clause("S195")
+def test_a_write_that_is_told_late_of_its_end_makes_a_shorter_file_no_longer(
+    tmp_path: Path,
+) -> None:
+    """Asynchronous direct writes come without the inode lock of the mount's file."""
+
+    async def scenario(w: World) -> None:
+        opened, ino = await open_overflowed(w)
+        node = w.inner.table[ino]
+        write = w.fs.write(opened.handle, 5 * MIB, block(7))
+        written = await until_written(w, ino, write, 5 * MIB)
+        shorter = w.fs.setattr(ino, AttributeChange(size=MIB), opened.handle, CALLER)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, shorter)
+            await trio.testing.wait_all_tasks_blocked()
+            changes = w.inner.contents._overflow._writing
+            await until_so(lambda: changes[node.body.staging] == 2 or node.size == MIB)
+            await w.fs.steps.drive(write, written)
+        assert node.size == os.fstat(node.body.fd).st_size == MIB
+        await w.close(opened)
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S195")
+def test_a_write_that_is_told_late_of_its_end_makes_what_was_emptied_no_longer(
+    tmp_path: Path,
+) -> None:
+    """OPEN with O_TRUNC comes without that lock, too."""
+
+    async def scenario(w: World) -> None:
+        opened, ino = await open_overflowed(w)
+        write = w.fs.write(opened.handle, 5 * MIB, block(7))
+        written = await until_written(w, ino, write, 5 * MIB)
+        emptied = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+        await w.fs.steps.drive(write, written)
+        assert w.inner.table[ino].size == 0
+        await w.close(emptied)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b""
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)

@@ -724,9 +724,17 @@ class Contents:
         self, node: Node, body: Body, offset: int, data: bytes | memoryview
     ) -> int:
         done = await self._overflow.write(body, node.size, offset, data)
-        self._resized(node, max(node.size, offset + done))
+        if node.body is body:  # else it was emptied meanwhile: that comes after what is done
+            self._resized(node, max(node.size, offset + done))
         self._modified(node, body)
         return done
+
+    async def _truncate_overflow(self, node: Node, body: Body, size: int) -> None:
+        def ended() -> None:
+            if node.body is body:
+                self._resized(node, size)
+
+        await self._overflow.truncate(body, node.size, size, ended)
 
     def _resized(self, node: Node, size: int) -> None:
         """The next worker cannot learn the length of what overflowed from a tier file, and asks the
@@ -750,8 +758,7 @@ class Contents:
             Half.AS_BEFORE,
         )
         if body.is_overflowed:
-            await self._overflow.truncate(body, node.size, size)
-            self._resized(node, size)
+            await self._truncate_overflow(node, body, size)
         else:
             await self.locking(body, os.ftruncate, size)
             self._settle(node, body)
@@ -783,8 +790,7 @@ class Contents:
         # not before: while this waited, somebody may have written to it
         has_taken = node.size > 0
         if body.is_overflowed and not body.sealed and self._log.unsealed_of(node.ino):
-            await self._overflow.truncate(body, node.size, 0)  # its place in the order has this one
-            self._resized(node, 0)
+            await self._truncate_overflow(node, body, 0)  # its place in the order has this one
             self._mended(node, body)
             self._modified(node, body)
             return has_taken
@@ -877,7 +883,7 @@ class Contents:
                 raise cannot
             await self._to_overflow(node)
         await self._overflow.allocate(body, node.size, mode, offset, length)
-        if not mode & FALLOC_KEEP_SIZE:
+        if not mode & FALLOC_KEEP_SIZE and node.body is body:
             self._resized(node, max(node.size, offset + length))
         self._modified(node, body)
 

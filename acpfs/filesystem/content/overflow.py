@@ -13,8 +13,9 @@ import errno
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
@@ -70,6 +71,9 @@ class Overflow:
         self.being_made: set[str] = set()
         """Staging files that no content names yet."""
         self._writing: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()
+        """Of these, all that do not wait for a truncation."""
+        self._truncating: dict[str, Future[None]] = {}
         self._earlier = earlier
         self._inherited: dict[str, Future[None] | None] = {}
         """Staging files that an earlier worker wrote, until they are cut to the length that is
@@ -299,9 +303,30 @@ class Overflow:
         """Write all bytes. `known_size`: the file's length so far."""
         return await self._change(body, known_size, "write overflow", write_all, data, offset)
 
-    async def truncate(self, body: Body, known_size: int, size: int) -> None:
-        """Change the file's length, which was `known_size` so far."""
-        await self._change(body, known_size, "truncate overflow", os.ftruncate, size)
+    async def truncate(
+        self, body: Body, known_size: int, size: int, ended: Callable[[], None]
+    ) -> None:
+        """Change the file's length, which was `known_size` so far, while no other change of it is
+        under way; `ended` is called before the next one begins.
+
+        Changes are told of their ends in any order, and the length that is known has to be what the
+        last one made.
+        """
+        name = body.staging
+        body.staging_changes += 1
+        with self._changing(name):
+            while (other := self._truncating.get(name)) is not None:
+                await wait(other)
+            done = self._truncating[name] = shared()
+            try:
+                while name in self._begun:
+                    await wait(self._calls.clock.after(LOOK_AGAIN_S))
+                await self._make_ours(body, known_size)
+                await self._call(body, "truncate overflow", os.ftruncate, size)
+                ended()
+            finally:
+                del self._truncating[name]
+                done.set_result(None)
 
     async def allocate(
         self, body: Body, known_size: int, mode: int, offset: int, length: int
@@ -314,16 +339,16 @@ class Overflow:
     ) -> T:
         name = body.staging
         body.staging_changes += 1
-        self._writing[name] += (
-            1  # before any wait: a version that is made meanwhile is not sealed without it
-        )
-        try:
-            await self._make_ours(body, known_size)
-            return await self._call(body, label, function, *arguments)
-        finally:
-            self._writing[name] -= 1
-            if not self._writing[name]:
-                del self._writing[name]
+        with self._changing(name):
+            while (other := self._truncating.get(name)) is not None:
+                await wait(other)
+            with _counted(self._begun, name):
+                await self._make_ours(body, known_size)
+                return await self._call(body, label, function, *arguments)
+
+    def _changing(self, name: str) -> AbstractContextManager[None]:
+        """Before any wait: a version that is made meanwhile is not sealed without it."""
+        return _counted(self._writing, name)
 
     def is_changing(self, name: str) -> bool:
         """Whether a write to a staging file is under way."""
@@ -342,3 +367,14 @@ class Overflow:
         if body.fd >= 0:
             self._calls.submit("close overflow", os.close, body.fd)
             body.fd = -1
+
+
+@contextmanager
+def _counted(counts: Counter[str], name: str) -> Iterator[None]:
+    counts[name] += 1
+    try:
+        yield
+    finally:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
