@@ -752,6 +752,35 @@ def test_what_finds_no_page_goes_past_ram_though_the_budget_has_room(
         unmount(ram, detach=True)
 
 
+@pytest.mark.clause("S195")
+def test_what_overflowed_outlasts_a_worker_that_ends_while_it_is_read_for_its_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody needs that any more, but the file, which is nowhere else."""
+    expected = b"".join(map(block, range(6)))
+
+    async def closed(w: World) -> None:
+        sync = HeldCall(w.lower.sync)
+        monkeypatch.setattr(w.lower, "sync", sync)
+        stop = w.engine._stop
+
+        def stop_then_go_on() -> None:
+            stop()
+            sync.go_on.set()
+
+        monkeypatch.setattr(w.engine, "_stop", stop_then_go_on)
+        await write_blocks(w, b"big", 6)
+        w.engine.hold(False)
+        await until_so(sync.began.is_set)
+
+    async def next_worker(w: World) -> None:
+        w.engine.hold(False)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == expected
+
+    run(tmp_path, closed, next_worker, budget_bytes=BUDGET)
+
+
 async def open_overflowed(w: World) -> tuple[OpenFile, Ino]:
     opened, attributes = await w.create(b"big")
     for i in range(6):

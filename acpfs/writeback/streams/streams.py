@@ -341,7 +341,9 @@ class Streamer:
             self._staged(stream, name, st.ino, digest, applied)
         except AbandonedError:
             with self._lock:
-                keeps = self._listener.keeps_staging(stream.version)
+                # Or the worker ends: then it is all that the next one has of the file.
+                is_given_up = self._log.get(stream.op.seq) is not stream.op
+                keeps = not is_given_up or self._listener.keeps_staging(stream.version)
             if not keeps:
                 self._discard(name)
             raise
