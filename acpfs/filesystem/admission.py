@@ -425,7 +425,7 @@ class Admission:
         """
         account = self._unseen.open(handle.node, handle, may_map=handle.may_map)
         if handle.may_map:
-            account.found_behind = self._bytes_behind(handle.node)
+            self._unseen.allocates(handle.node, self._end_of_pages(handle.node))
         if handle.lane is not Lane.PASSTHROUGH:
             account.is_mapped = True  # its mapping leaves no trace
         elif handle.may_map and not handle.is_unexpected_to_map:
@@ -434,9 +434,9 @@ class Admission:
         else:
             self._promise(account, Promise.UNKNOWN)
 
-    def _bytes_behind(self, node: Node) -> int:
+    def _end_of_pages(self, node: Node) -> int:
         is_there = node.body.is_whole_in_ram and not self._tier.is_lost(node.body.tier)
-        return self._tier.bytes_behind(node.body.tier) if is_there else 0
+        return self._tier.end_of_pages(node.body.tier) if is_there else 0
 
     def beside(self, handle: Handle) -> None:
         """One of the daemon's lane may store through a mapping beside those of the kernel's."""

@@ -377,21 +377,32 @@ class Tier:
             os.close(read_fd)
             os.close(write_fd)
 
-    def bytes_behind(self, tier_id: TierId) -> int:
-        """Pages that somebody has allocated behind a file's end (fallocate), in bytes.
+    def end_of_pages(self, tier_id: TierId) -> int:
+        """Where the last of the pages ends that somebody has allocated behind a file's end
+        (fallocate); 0: there are none.
 
         To look for holes (SEEK_HOLE) takes the inode lock; to ask the page cache (cachestat, since
         Linux 6.5) does not. 0 as well where that cannot be asked.
         """
         fd = self.open_to_read(tier_id)
         try:
-            st = os.fstat(fd)
-            end = -(-st.st_size // mmap.PAGESIZE) * mmap.PAGESIZE
-            extent = (ctypes.c_uint64 * 2)(0, end)
-            counts = (ctypes.c_uint64 * 5)()
-            if end and _libc.syscall(ctypes.c_long(_CACHESTAT), fd, extent, counts, 0) != 0:
+            known = -(-os.fstat(fd).st_size // mmap.PAGESIZE)
+            # Mostly they lie side by side: then there is nothing at the first place that is asked.
+            ahead = count = _pages_from(fd, known)
+            if not count:
                 return 0
-            return max(0, st.st_blocks * BLOCK_BYTES - counts[0] * mmap.PAGESIZE)
+            while _pages_from(fd, known + ahead):
+                known += ahead
+                ahead *= 2
+            # The last one is not before `known`, and before `known + ahead`.
+            while ahead > 1:
+                half = ahead // 2
+                if _pages_from(fd, known + half):
+                    known += half
+                    ahead -= half
+                else:
+                    ahead = half
+            return (known + 1) * mmap.PAGESIZE
         finally:
             os.close(fd)
 
@@ -665,6 +676,16 @@ class Tier:
     def close(self) -> None:
         """Let go of the directory; the files stay."""
         os.close(self._dir_fd)
+
+
+def _pages_from(fd: int, page: int) -> int:
+    """How many pages the page cache has of a file from that one on, behind its end, too; 0 where
+    that cannot be asked.
+    """
+    extent = (ctypes.c_uint64 * 2)(page * mmap.PAGESIZE, 0)
+    counts = (ctypes.c_uint64 * 5)()
+    number = ctypes.c_long(_CACHESTAT)
+    return counts[0] if _libc.syscall(number, fd, extent, counts, 0) == 0 else 0
 
 
 def _copy_all(read_fd: int, write_fd: int, size: int) -> None:

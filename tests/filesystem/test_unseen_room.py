@@ -446,6 +446,48 @@ def test_the_next_worker_keeps_room_for_stores_beyond_a_budget_that_is_smaller(
     trio.run(main)
 
 
+@pytest.mark.clause("S493")
+def test_the_next_worker_knows_how_far_pages_reach_behind_the_end(
+    base: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """They are no room for stores into the length, before they are within it."""
+    monkeypatch.setattr(admission, "MARGIN_BYTES", 16 * PAGE)
+    monkeypatch.setattr(lanes, "ARRIVAL_S", 0.0)
+    story = Story(Random(seed), WhenFull.WAIT)
+
+    async def allocate(start: int, end: int) -> None:
+        handle = story.open[0].opened.handle
+        call = story.w.fs.fallocate(handle, FALLOC_KEEP_SIZE, start * PAGE, (end - start) * PAGE)
+        await story.w.do(call)
+
+    def check() -> None:
+        story.check("looked at")
+        assert story.kept(story.open[0].ino) == needed(story.open[0])
+
+    async def main() -> None:
+        async with world(base, budget_bytes=PAGES * PAGE, session="s") as story.w:
+            story.w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            story.locks = Locks(story.w)
+            opened, made = await story.create(story.new_name("map"))
+            if opened.lane is not Lane.PASSTHROUGH:
+                pytest.skip(f"other programs have the machine's memory: {opened.lane}")
+            story.take(opened, made.ino, os.O_RDWR)
+            story.open[0].is_firm = True
+            assert await story.resize(story.open[0], 24 * PAGE) == "done"
+            await allocate(100, 200)
+        async with world(base, budget_bytes=PAGES * PAGE, session="s") as story.w:
+            story.w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            story.locks = Locks(story.w)
+            check()
+            await allocate(24, 100)
+            check()
+            assert await story.resize(story.open[0], 300 * PAGE) == "done"
+            check()
+            await story.close(story.open.pop())
+
+    trio.run(main)
+
+
 def test_a_look_at_the_length_gives_no_room_away_that_another_call_has_for_its_own(
     base: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

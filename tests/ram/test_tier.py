@@ -9,13 +9,15 @@ import fcntl
 import mmap
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from acpfs.ram.ladder import Rung
-from acpfs.ram.tier import Tier
+from acpfs.ram.tier import FALLOC_KEEP_SIZE, Tier, fallocate
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino, TierId
 from tests.rig.runtime import REAL
@@ -225,3 +227,25 @@ def test_a_copy_is_as_long_as_its_file_was_at_that_moment(
     fd = tier.open_to_read(target)
     assert os.pread(fd, 2 * MIB, 0) == b"1" + bytes(MIB - 1) + b"record"
     os.close(fd)
+
+
+def test_the_end_of_pages_behind_a_files_end_is_found_wherever_they_lie(seed: int) -> None:
+    chance = Random(seed)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        tier = Tier(Path(directory), 10 * MIB, REAL)
+        for _ in range(100):
+            tier_id, fd = tier.create_open()
+            size = chance.randrange(40 * mmap.PAGESIZE)
+            os.ftruncate(fd, size)
+            ends = [0]
+            for _ in range(chance.randrange(3)):
+                offset = chance.randrange(300) * mmap.PAGESIZE
+                length = chance.randrange(1, 50 * mmap.PAGESIZE)
+                fallocate(fd, FALLOC_KEEP_SIZE, offset, length)
+                end = -(-(offset + length) // mmap.PAGESIZE) * mmap.PAGESIZE
+                if end > -(-size // mmap.PAGESIZE) * mmap.PAGESIZE:
+                    ends.append(end)
+            os.close(fd)
+            assert tier.end_of_pages(tier_id) == max(ends)
+            tier.discard(tier_id)
+        tier.close()

@@ -94,9 +94,9 @@ class Account:
     is_beyond: bool = False
     """More was written than was reserved, since something was reserved last."""
     allocated_to: int = 0
-    """So far its users have allocated pages without lengthening the file (fallocate)."""
-    found_behind: int = 0
-    """Bytes of such pages as an earlier worker has left."""
+    """So far its users have allocated pages without lengthening the file (fallocate), also with an
+    earlier worker.
+    """
     growing: Future[None] | None = None
     """Somebody waits for room to make the file longer."""
     lengthening: list[Lengthening] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Account:
         pages = _whole_pages(max(size, *(one.size for one in self.lengthening), 0))
         # Where they are is not known, as to ask takes the inode lock: those behind the end, which
         # are there only by fallocate, are not in the length.
-        behind = min(self.counted_bytes, max(self.found_behind, self.allocated_to - pages, 0))
+        behind = min(self.counted_bytes, max(self.allocated_to - pages, 0))
         return pages - min(self.counted_bytes - behind, pages)
 
     @property
