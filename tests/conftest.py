@@ -269,12 +269,18 @@ def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeM
         request.getfixturevalue(
             "fault_fs"
         )  # made first, so that it is taken down after the mounts that lie over it
+    made: list[AcpfsMount] = []
     with ExitStack() as stack:
 
         def make(backing: Path, transport: str, name: str = "mnt", **options: Any) -> AcpfsMount:
-            return stack.enter_context(AcpfsMount(backing, tmp_path / name, transport, **options))
+            mount = AcpfsMount(backing, tmp_path / name, transport, **options)
+            made.append(mount)
+            return stack.enter_context(mount)
 
         yield make
+        if request.node.stash.get(HAS_FAILED, False):
+            for mount in made:
+                mount.show_logs()
 
 
 @pytest.fixture

@@ -1216,6 +1216,35 @@ def test_no_banned_idioms_in_tests() -> None:
     ] == []
 
 
+STOPS_OTHERS = {
+    "rig/processes.py": "waits until they stand still",
+    "drill/stand.py": "waits also for calls that are under way, or kills next",
+    "deploy/node_rig.py": "kills next",
+    "training/test_gasp_processes.py": "the same helper sends SIGCONT and SIGKILL",
+    "training/ranks/replace_storm.py": "stops at any moment",
+}
+"""Why they send it by themselves."""
+
+
+def _stops_another(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and any(ast.unparse(argument) == "signal.SIGSTOP" for argument in node.args)
+        and ast.unparse(node) != "os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+
+
+def test_who_is_stopped_stands_still() -> None:
+    """SIGSTOP returns before: `tests.rig.processes.stop_processes` waits for it."""
+    stops = {
+        str(path.relative_to(REPOSITORY / "tests"))
+        for path in TESTS
+        for node in nodes_of(path)
+        if _stops_another(node)
+    }
+    assert stops == STOPS_OTHERS.keys()
+
+
 def test_no_random_example_has_a_limit_in_time() -> None:
     """A machine that stands still for a moment exceeds it; `tests/conftest.py` takes hypothesis's
     own ones away.

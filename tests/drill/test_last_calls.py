@@ -27,6 +27,7 @@ from tests.drill.spec import Call, JournalReader, JournalWriter, digest
 from tests.drill.stand import Stand
 from tests.drill.verdict import check_mount, check_published
 from tests.drill.watch import Watch
+from tests.rig.processes import stop_processes
 
 pytestmark = pytest.mark.timeout(600)
 OLD = b"net-1.ckpt"
@@ -153,9 +154,7 @@ def die_in(stand: Stand, death: tuple[int, int], call: Callable[[], None]) -> No
     back meanwhile.
     """
     worker = stand.mount.pid
-    for pid in stand.processes():
-        if pid != worker:
-            os.kill(pid, signal.SIGSTOP)
+    stop_processes(pid for pid in stand.processes() if pid != worker)
     stand.charge(*death)
 
     def make() -> None:

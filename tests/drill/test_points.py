@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 
 from tests.drill import points
 from tests.drill.stand import Stand
+from tests.rig.processes import stop_processes
 
 pytestmark = [pytest.mark.mount]
 BEFORE_COMMIT = next(
@@ -35,9 +35,8 @@ def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_p
         stand.mount.flush()
         fd = os.open(file, os.O_WRONLY | os.O_APPEND)
         worker = stand.mount.pid
-        for pid in stand.processes():
-            if pid != worker:
-                os.kill(pid, signal.SIGSTOP)  # nobody brings the worker back
+        # nobody brings the worker back
+        stop_processes(pid for pid in stand.processes() if pid != worker)
         stand.charge(BEFORE_COMMIT, 1)
         writer = threading.Thread(target=write, args=(fd,), daemon=True)
         writer.start()

@@ -18,6 +18,7 @@ from acpfs.errors import AcpfsError, ExitCode
 from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, wait_gone
+from tests.rig.processes import stop_processes
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
@@ -170,7 +171,7 @@ def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
         supervisor = adopting.supervisor
         worker = adopting.pid
         # stopped first: a worker that notices the end of its supervisor starts another one
-        os.kill(worker, signal.SIGSTOP)
+        stop_processes([worker])
         for process in (supervisor, worker):
             os.kill(process, signal.SIGKILL)
         for process in (supervisor, worker):

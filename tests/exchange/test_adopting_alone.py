@@ -22,6 +22,7 @@ from tests.exchange.test_adopting import NOTICES, SLOW, adopt, missed, on_storag
 from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError
+from tests.rig.processes import stop_processes
 from tests.rig.storage.servers import until
 from tests.training.ranks.networks import Networks
 
@@ -49,8 +50,7 @@ def noted(fault_fs: FaultFs, *, refused: bool = True) -> None:
 def stopped(mount: AcpfsMount) -> list[int]:
     """All its processes stand still."""
     found = mount.living()
-    for process in found:
-        os.kill(process, signal.SIGSTOP)
+    stop_processes(found)
     return found
 
 

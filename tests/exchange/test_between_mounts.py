@@ -20,6 +20,7 @@ import pytest
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION
 from tests.cluster.stand import QUICK
 from tests.rig.mounts import AcpfsMount
+from tests.rig.processes import stop_processes
 from tests.supervisor.test_handover import copy_package
 from tests.training.ranks.networks import Networks
 
@@ -278,7 +279,7 @@ def test_a_member_that_stands_still_costs_a_time_out_and_no_error(tmp_path: Path
     ):
         save(saves, "model", data)
         stopped = saves.status()["exchange"]["process"]
-        os.kill(stopped, signal.SIGSTOP)
+        stop_processes([stopped])
         try:
             assert (loads.path / "model").read_bytes() == data
             assert counted(loads, "exchange_failures") >= 1
@@ -295,7 +296,7 @@ def test_an_exchange_process_of_ones_own_that_stands_still_is_replaced(tmp_path:
         loads,
     ):
         stopped = loads.status()["exchange"]["process"]
-        os.kill(stopped, signal.SIGSTOP)
+        stop_processes([stopped])
         number = 0
         while loads.status()["exchange"]["process"] in (0, stopped):
             name = f"model-{number}"

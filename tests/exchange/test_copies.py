@@ -25,6 +25,7 @@ from tests.cluster.stand import QUICK
 from tests.rig.faultfs import FaultFs
 from tests.rig.flushed import stored, sync_directory
 from tests.rig.mounts import AcpfsMount, CommandError, mounts_below
+from tests.rig.processes import stop_processes
 from tests.rig.storage.servers import until
 
 clause = pytest.mark.clause
@@ -141,8 +142,7 @@ def test_a_holder_that_hangs_holds_nobody_up_and_one_that_is_lost_is_replaced(
     with mounted(*members) as (n1, n2, n3):
         holder = n1.status()["copies"]["holder"]  # whoever answered first
         first, second = (n2, n3) if holder == "n2" else (n3, n2)
-        for process in first.living():
-            os.kill(process, signal.SIGSTOP)
+        stop_processes(first.living())
         save(n1, {"one": os.urandom(MIB)})
         n1.flush()  # closed, and on the storage, though the holder says nothing
         frozen(fault_fs, "n1")
@@ -213,8 +213,7 @@ def test_fsync_returns_when_another_member_has_it_or_it_is_persisted(
         (journal,) = holds.runtime_dir.rglob("mirror-*.log")
         assert b"one" in journal.read_bytes()
         sync_directory(saves.path)
-        for process in holds.living():
-            os.kill(process, signal.SIGSTOP)
+        stop_processes(holds.living())
         waiting = pool.submit(stored, saves.path / "two", b"2")
         saves.wait_status(lambda now: now["queue_length"] == 2)
         assert not waiting.done()
@@ -277,8 +276,7 @@ def test_wait_says_which_of_both_was_first(tmp_path: Path, fault_fs: FaultFs) ->
         words = ("wait", "--copied", str(saves.path / "one"))
         assert saves.run("acpfs-ctl", str(saves.path), *words).stdout.startswith("copied: ")
         assert held(holds) == {"saves": [b"1" * MIB]}
-        for process in holds.living():
-            os.kill(process, signal.SIGSTOP)
+        stop_processes(holds.living())
         save(saves, {"two": b"2"})
         late = saves.run(
             "acpfs-ctl",
@@ -316,8 +314,7 @@ def test_a_program_hears_when_another_node_has_it_and_a_gasp_ends_then(
         assert not gasps.wait_safe(gasp, saves.path / "latest", "persisted", 0.0)
         # a name that another node has given, and that is on the storage here later
         assert gasps.wait_safe(saves.path / "step-8", None, "copied", 0.0)
-        for process in holds.living():
-            os.kill(process, signal.SIGSTOP)
+        stop_processes(holds.living())
         (gasp / "optimizer").write_bytes(b"2")
         assert client.durability(gasp) is Durability.RAM
         with pytest.raises(DeadlineError):

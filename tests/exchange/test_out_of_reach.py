@@ -22,6 +22,7 @@ from tests.exchange.test_copies import (
 )
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
+from tests.rig.processes import stop_processes
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
@@ -31,8 +32,7 @@ LARGE = {f"l{number}": os.urandom(MIB + number) for number in range(2)}
 
 def stop(mount: AcpfsMount) -> None:
     """It is out of reach, with its RAM."""
-    for process in mount.living():
-        os.kill(process, signal.SIGSTOP)
+    stop_processes(mount.living())
 
 
 def resume(mount: AcpfsMount) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.cluster.stand import QUICK
 from tests.formats.fixture_files import NODE, keep, keep_shown, save, shown
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
+from tests.rig.processes import stop_processes
 
 HOLDS = "holds"
 HELD = "held"
@@ -73,8 +73,7 @@ def _make(case: str, target: Path, scratch: Path, code: Path) -> None:
         fd = save(left.path)
         left.wait_status(is_copied)
         if case == JOURNAL:
-            for process in holds.living():
-                os.kill(process, signal.SIGSTOP)
+            stop_processes(holds.living())
             storage.clear(first)
             left.wait_status(lambda status: status["copies"]["state"] == "away")
         seen = shown(left.path)

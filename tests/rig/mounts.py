@@ -132,6 +132,10 @@ class AcpfsMount:
         """
         if isinstance(error, RemoteError):
             print(f"{self.path}: {error}: {json.dumps(error.details)}", file=sys.stderr)
+        self.show_logs()
+
+    def show_logs(self) -> None:
+        """Their ends, where pytest has what a test printed."""
         for log in sorted(self.runtime_dir.rglob("*.log")):
             lines = log.read_text(errors="replace").splitlines()
             print(f"{log}, its end:", *lines[-LOG_LINES_SHOWN:], sep="\n", file=sys.stderr)

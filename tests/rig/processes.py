@@ -1,29 +1,63 @@
 """Other processes and other users for tests: run a function in a forked child, perhaps as somebody
-else.
+else; have processes stand still.
 
 The parent gets what the function returned or raised.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from acpfs.descriptors import readable
+from acpfs.processes import PROC
 
 T = TypeVar("T")
 CHILD_TIMEOUT_S = 240.0
+LOOK_AGAIN_S = 0.005
+GO_ON = {"R", "S"}
+"""States of threads that a stop has not reached."""
 NOBODY = 65534
 SOMEBODY = 12345
 """Users without privilege; SOMEBODY has no entry in any user database, which a file system must not
 care about.
 """
+
+
+def stop_processes(pids: Iterable[int]) -> None:
+    """SIGSTOP, and wait until they stand still; one that has ended does not matter.
+
+    The kernel has one thread of a process stop the others, and where a machine is busy that one
+    gets no processor for a second. Until then the others go on: a worker answered what was to hang.
+    Who is in a call that no signal ends (D) stops behind it, and answers nobody before.
+
+    Raises:
+        TimeoutError: one of them does not.
+    """
+    told = list(pids)
+    for pid in told:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + CHILD_TIMEOUT_S
+    while going := [pid for pid in told if GO_ON & set(_states_of(pid))]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {going} do not stop")
+        threading.Event().wait(LOOK_AGAIN_S)
+
+
+def _states_of(pid: int) -> Iterator[str]:
+    """One letter for each thread."""
+    for stat in PROC.glob(f"{pid}/task/*/stat"):
+        with contextlib.suppress(OSError):
+            yield stat.read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 class Child:

@@ -27,6 +27,7 @@ from acpfs.supervisor.instances import OUTLIVED, next_generation, outlived
 from acpfs.supervisor.keeper import OTHERS_MAX
 from acpfs.supervisor.local_sockets import connected
 from tests.rig.keeper import KeeperProcess, until
+from tests.rig.processes import stop_processes
 
 MOUNTPOINT = "/mnt/none"
 BACKING = "/shared/none"
@@ -380,7 +381,7 @@ def test_a_keeper_that_hangs_holds_nobody_up(keeper: KeeperProcess) -> None:
     client = keeper_client.KeeperClient(
         lambda _end, _heard: None, lambda end: end.close(), lambda fds: None if fds else lost.set()
     )
-    keeper.process.send_signal(signal.SIGSTOP)
+    stop_processes([keeper.process.pid])
     try:
         begun = time.monotonic()
         client.look(settings_of(keeper), {}, {"facts": {}}, os.pidfd_open(os.getpid()))

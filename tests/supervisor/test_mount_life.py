@@ -31,6 +31,7 @@ from tests.rig.mounts import (
     wait_gone,
 )
 from tests.rig.namespaces import namespace
+from tests.rig.processes import stop_processes
 
 pytestmark = [
     pytest.mark.mount,
@@ -436,7 +437,7 @@ def test_nor_does_one_that_is_moved_while_no_worker_lives(
     mount = make_mount(backing, transport)
     (mount.path / "f").write_bytes(b"saved")
     stopped = mount.pid
-    os.kill(stopped, signal.SIGSTOP)
+    stop_processes([stopped])
     mount.runtime_dir.rename(mount.runtime_dir.with_name("moved"))
     os.kill(stopped, signal.SIGKILL)
     with open(mount.path / "g", "wb") as file:

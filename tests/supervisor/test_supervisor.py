@@ -34,6 +34,7 @@ from tests.rig.mounts import (
     kinds_at,
     wait_gone,
 )
+from tests.rig.processes import stop_processes
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"
@@ -237,7 +238,7 @@ def test_a_hung_worker_says_where_it_hangs_and_is_replaced(
     ) as mount:
         with open(mount.path / "f", "wb", buffering=0) as file:
             file.write(b"one ")
-            os.kill(mount.pid, signal.SIGSTOP)
+            stop_processes([mount.pid])
             os.mkdir(mount.path / "d")  # or the watchdog ends it with an error
             file.write(b"two")
         assert mount.status()["worker"]["last_end"] == "hung"

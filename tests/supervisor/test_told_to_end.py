@@ -22,6 +22,7 @@ from acpfs.errors import AcpfsError, ExitCode
 from acpfs.supervisor.stopping import TABLE, TOGETHER_S, Owner, Readiness, Stop, Stopping
 from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import REPOSITORY, AcpfsMount, is_mounted, tell_again, wait_gone
+from tests.rig.processes import stop_processes
 from tests.supervisor.test_session_end import PATIENCE_S, in_foreground, wait_until
 
 needs_fuse = pytest.mark.skipif(
@@ -144,7 +145,7 @@ def test_a_worker_whose_template_dies_before_it_is_forked_is_started_again_and_d
         (mount.path / "f").write_bytes(DATA)
         worker = mount.pid
         template = parent_of(worker)
-        os.kill(template, signal.SIGSTOP)
+        stop_processes([template])
         os.kill(worker, signal.SIGKILL)
         wait_gone(worker)
         wait_until(
@@ -390,7 +391,7 @@ def test_a_supervisor_that_is_told_twice_at_once_drains_and_told_again_it_ends(
     """As by `timeout`, which signals its child, and then its group."""
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
-        daemon.send_signal(signal.SIGSTOP)
+        stop_processes([daemon.pid])
         daemon.send_signal(signal.SIGTERM)
         daemon.send_signal(signal.SIGINT)  # two of one number would be heard as one
         daemon.send_signal(signal.SIGCONT)
@@ -426,7 +427,7 @@ def test_who_is_told_again_while_its_template_hangs_ends_at_once(
     with in_foreground(mount, *STALLED) as daemon:
         (mount.path / "f").write_bytes(DATA)
         worker = mount.pid
-        os.kill(parent_of(worker), signal.SIGSTOP)
+        stop_processes([parent_of(worker)])
         os.kill(worker, signal.SIGKILL)
         wait_gone(worker)
         wait_until(lambda: not watches(daemon.pid, worker))

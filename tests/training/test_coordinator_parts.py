@@ -15,6 +15,7 @@ from acpfs.training.coordinator.exiting import Processes, started_at
 from acpfs.training.coordinator.store import BYTES_MAX, Store
 from acpfs.training.coordinator.working import BUSY_S, IDLE_S, SHARE, TICKS_PER_S, Working
 from acpfs.training.messages import StoreAnswer, StoreAsk, StoreVerb
+from tests.rig.processes import stop_processes
 from tests.training.gasp_job import until
 
 clause = pytest.mark.clause
@@ -102,8 +103,7 @@ def test_a_process_that_only_waits_works_for_a_minute_and_one_that_is_stopped_do
     assert (working.at_work([0], IDLE_S), working.at_work([0], IDLE_S + 1)) == ([0], [])
     assert working.at_work([], IDLE_S + 2) == []  # it has spoken, and is silent again
     assert working.at_work([0], IDLE_S + 3) == [0]
-    sleeper.send_signal(signal.SIGSTOP)
-    until(lambda: state_of(sleeper.pid) == "T")
+    stop_processes([sleeper.pid])
     assert working.at_work([0], IDLE_S + 4) == []
     sleeper.send_signal(signal.SIGCONT)
     until(lambda: state_of(sleeper.pid) != "T")

@@ -25,6 +25,7 @@ from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import make_credentials
 from acpfs.training.messages import ExitStatus
 from tests.rig.faultfs import FaultFs
+from tests.rig.processes import stop_processes
 from tests.training.gasp_job import GaspJob, until
 
 clause = pytest.mark.clause
@@ -219,7 +220,7 @@ def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_o
     with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, coordinators=2) as job:
         job.wait("Protected", 0, 1, 2, 3)
         until(lambda: job.status(1)["connected"] == 4)
-        job.coordinators[0].send_signal(signal.SIGSTOP)
+        stop_processes([job.coordinators[0].pid])
         until(lambda: job.status(1)["active"])
         job.coordinators[0].send_signal(signal.SIGCONT)
         until(lambda: not job.status(0)["active"])
@@ -283,7 +284,7 @@ def test_a_saver_that_hangs_in_a_storage_is_not_waited_for_where_another_has_wha
 def test_a_stopped_member_is_lost_and_told_so_when_it_goes_on(tmp_path: Path) -> None:
     with GaspJob(tmp_path, 4, PAIRS, hold="Settle") as job:
         job.wait("Protected", 0, 1, 2, 3)
-        job.kill(3, signal.SIGSTOP)
+        stop_processes([job.pids[3]])
         job.wait("Settle", 0, 1, 2)
         job.kill(3, signal.SIGCONT)
         assert job.left(3)["status"] == ExitStatus.TAKEN_FOR_LOST
@@ -328,7 +329,7 @@ def halves(tmp_path: Path) -> GaspJob:
 
 def the_first_half(job: GaspJob, number: int) -> None:
     """A signal to node 0; the coordinator is stopped first, so that it sees nothing of it."""
-    job.coordinators[0].send_signal(signal.SIGSTOP)
+    stop_processes([job.coordinators[0].pid])
     for rank in (0, 1):
         job.kill(rank, number)
     job.coordinators[0].send_signal(number)

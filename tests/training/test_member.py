@@ -52,6 +52,7 @@ from acpfs.training.messages import (
 from acpfs.training.park import CutOffError, Park
 from acpfs.training.policy import Policy
 from acpfs.training.wire import LinkClosedError
+from tests.rig.processes import stop_processes
 from tests.training.gasp_job import GaspJob, until
 from tests.training.scripted_coordinator import FakeRank, Rig, ScriptedCoordinator
 
@@ -236,7 +237,7 @@ def test_a_stopped_coordinator_is_replaced_and_what_it_was_told_is_said_to_the_n
             {one["number"]: connect(one["address"], found) for one in job.announced}, 120
         )
         until(lambda: job.status(1)["connected"] == 1)
-        job.coordinators[0].send_signal(signal.SIGSTOP)
+        stop_processes([job.coordinators[0].pid])
         rig.gets_out(lambda: rig.member.tell(TROUBLE))
         assert job.status(1)["active"]
         job.coordinators[0].send_signal(signal.SIGCONT)

@@ -32,6 +32,7 @@ from acpfs.transport.native.holding import (
     net,
 )
 from acpfs.types import Ino
+from tests.rig.processes import stop_processes
 
 WAIT_S = 120.0
 
@@ -257,7 +258,7 @@ def test_a_process_that_has_no_room_for_the_message_is_told_again(tmp_path: Path
     """
     process = HoldProcess.start()
     try:
-        os.kill(process.pid, signal.SIGSTOP)
+        stop_processes([process.pid])
         while process.tell({"within_s": None}):
             pass
         process.watched = frozenset({Ino(7)})
@@ -279,7 +280,7 @@ def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: P
     process = HoldProcess.start()
     spare = HoldProcess.start()
     try:
-        os.kill(process.pid, signal.SIGSTOP)
+        stop_processes([process.pid])
         while process.tell({"within_s": None}):
             pass
         holding = Holding(cast("FileSystem", Quiet(tmp_path)))

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.mounts import AcpfsMount, began, wait_gone
-from tests.rig.processes import Child
+from tests.rig.processes import Child, stop_processes
 
 pytestmark = [
     pytest.mark.mount,
@@ -237,7 +237,7 @@ def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> No
         mount.wait_status(lambda _status: bool(lock_takers(mount)))
         wait_until(lambda: watched_files(lock_taker(mount)) == 1)
         worker = mount.pid
-        os.kill(worker, signal.SIGSTOP)
+        stop_processes([worker])
         try:
             wait_until(lambda: holds_a_lock(lock_taker(mount)))
             more = pool.submit(

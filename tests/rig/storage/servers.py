@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.rig.mounts import wait_gone
+from tests.rig.processes import stop_processes
 
 ADDRESS = "10.77.0.1"
 """Of all servers, on the loopback device of a network that nobody else sees; both file systems
@@ -178,8 +179,7 @@ def kill(pids: Iterable[int]) -> None:
 def stopped(pids: Iterable[int]) -> Iterator[None]:
     """SIGSTOP for as long as the block runs: everybody who asks them hangs."""
     held = list(pids)
-    for pid in held:
-        os.kill(pid, signal.SIGSTOP)
+    stop_processes(held)
     try:
         yield
     finally:

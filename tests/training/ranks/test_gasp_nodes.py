@@ -14,6 +14,7 @@ import pytest
 from acpfs.training.messages import ExitStatus
 from tests.cluster.stand import SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount
+from tests.rig.processes import stop_processes
 from tests.training.gasp_job import until
 from tests.training.ranks.forked import Ranks
 from tests.training.ranks.gasps import WORLD, Fault, assert_same_as_without, yardstick
@@ -146,8 +147,7 @@ def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(
 
 def stop(node: AcpfsMount) -> None:
     """Its coordinator sees nothing of what comes."""
-    for pid in coordinators(node).values():
-        os.kill(pid, signal.SIGSTOP)
+    stop_processes(coordinators(node).values())
 
 
 def dies_with(stand: Stand, ranks: Ranks, node: int) -> None:
