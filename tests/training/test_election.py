@@ -166,6 +166,45 @@ def test_an_active_coordinator_that_hears_of_a_higher_term_stands_back() -> None
     assert not standing.commands
 
 
+@clause("T50")
+def test_a_standby_that_asked_in_vain_hears_the_active_one_again() -> None:
+    """One that was silent for a moment. The standby asked for ever higher terms, for as long as the
+    job lived, and each vote that it got by the way deposed whoever commanded.
+    """
+    standby = Standing(1)
+    standby.hears(FIRST_TERM, 0)
+    term = standby.ask()
+    assert not standby.voted(2, term, granted=False, generation=0, world=4)
+    standby.hears(FIRST_TERM, 0)
+    assert (standby.active, standby.term) == (0, term)
+    assert standby.ask() == term + 1, "no term is asked for twice"
+    standby.hears(FIRST_TERM, 0)
+    assert standby.active == 0
+
+
+def test_a_standby_that_somebody_voted_for_does_not_withdraw() -> None:
+    """Who voted obeys no lower term any more."""
+    standby = Standing(1)
+    standby.hears(FIRST_TERM, 0)
+    term = standby.ask()
+    assert not standby.voted(2, term, granted=True, generation=0, world=4)
+    standby.hears(FIRST_TERM, 0)
+    assert standby.active is None
+    assert not standby.voted(3, term, granted=True, generation=0, world=4)
+    assert standby.voted(1, term, granted=True, generation=0, world=4)
+
+
+def test_a_standby_hears_no_active_one_that_another_has_followed() -> None:
+    standby = Standing(2)
+    standby.hears(FIRST_TERM, 0)
+    standby.hears(FIRST_TERM + 1, 1)
+    standby.ask()
+    standby.hears(FIRST_TERM, 0)
+    assert standby.active is None
+    standby.hears(FIRST_TERM + 1, 1)
+    assert standby.active == 1
+
+
 def test_standbys_ask_one_after_the_other() -> None:
     assert [next_to_stand(number, {0: "", 1: "", 2: ""}) for number in range(3)] == [0, 1, 2]
 

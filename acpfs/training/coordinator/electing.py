@@ -89,8 +89,12 @@ class Elections:
     async def run(self) -> None:
         """Ask for votes whenever nobody commands."""
         while True:
+            slept_at = trio.current_time()
             await trio.sleep(LOOK_S)
             now = trio.current_time()
+            if now - slept_at > LOOK_S + self._active_s / 2:
+                # it stood still: what was said meanwhile waits in its sockets
+                self._heard_active = now
             if self._standing.commands or not self._connected.members:
                 self._heard_active = now
             elif (term := self._half(now)) is not None:

@@ -69,6 +69,8 @@ class Standing:
     active: int | None = None
     asked: int | None = None
     """The term for which this one has asked for votes."""
+    led: int = 0
+    """The highest term of which a coordinator has said that it commands in it."""
     votes: dict[int, int] = field(default_factory=dict)
     """Rank → its generation, of those who voted for this one in `asked`."""
 
@@ -88,11 +90,17 @@ class Standing:
         Whether this one is active no longer.
         """
         was = self.commands
+        leads = coordinator is not None and term >= self.led
+        self.led = term if leads else self.led
         if term > self.term:
             self.term = term
             self.active = coordinator
             self.asked = None
         elif term == self.term and coordinator is not None and self.asked != term and not was:
+            self.active = coordinator
+        elif leads and self.asked == self.term and not self.votes and not was:
+            # Asked in vain: nobody obeys a higher term for that. Its own stays, and the next one
+            # that it asks for is higher.
             self.active = coordinator
         return was and not self.commands
 

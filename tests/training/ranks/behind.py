@@ -503,8 +503,11 @@ class Moment(Fault):
         if rank in self.slow and isinstance(job.place, OnDouble) and number >= self.number:
             job.place.stream.slow_s = SLOW_S
 
+    def comes_at(self, rank: int, point: str, number: int) -> bool:
+        return self.ranks.get(rank) == point and number == self.number
+
     def reached(self, rank: int, point: str, number: int) -> None:
-        if self.ranks.get(rank) == point and number == self.number:
+        if self.comes_at(rank, point, number):
             kill = (os.getpid(), signal.SIGKILL)
             threading.Timer(self.delay_s, os.kill, kill).start()
 

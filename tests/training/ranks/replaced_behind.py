@@ -60,12 +60,16 @@ def train(run: Any, fault: Moment, place: Place, directory: Path, process: int) 
     if isinstance(place, OnDouble):
         place.stream.slow_s = 0.0
 
+    happened = directory / "happened"
+
     def at(point: str) -> None:
-        if not process and not (directory / "happened").exists():
+        if not process and not happened.exists():
+            if fault.comes_at(run.rank, point, number):
+                happened.touch()
             fault.reached(run.rank, point, number)
 
     def at_work(point: str, number: int, job: Behind) -> None:
-        if not process and not (directory / "happened").exists():
+        if not process and not (run.generation and happened.exists()):
             fault.at_work(run.rank, point, number, job)
 
     run.at = at
@@ -82,8 +86,6 @@ def train(run: Any, fault: Moment, place: Place, directory: Path, process: int) 
         scheduler=job.scheduler,
         scaler=job.scaler,
     )
-    if run.generation:
-        (directory / "happened").touch()
     for number in range(step + 1, STEPS + 1):
         job.step(number, at)
     torch.save(end_of(job), directory / f"end-{run.rank}.pt")
