@@ -1165,10 +1165,60 @@ OF_THE_MACHINE = re.compile(
     r"|threading\.(Thread|Event|Condition|Timer|Semaphore|BoundedSemaphore|Barrier)"
     r"|THREADS|real_runtime|random\.\w+|secrets\.\w+"
 )
-"""What a history of `tests/sim` could not give instead.
+"""What a history of `tests/sim` could not give instead."""
+LOCKS_OF_FIELDS = {
+    "backing/areas.py: _lock",
+    "backing/attributes.py: _lock",
+    "backing/calls.py: _lock",
+    "backing/health.py: _lock",
+    "backing/progress.py: _lock",
+    "backing/read_rate.py: _lock",
+    "filesystem/content/fill.py: _lock",
+    "filesystem/content/from_members.py: _lock",
+    "filesystem/last_close.py: _lock",
+    "worker/mapped_pages.py: _lock",
+    "worker/outbox.py: _lock",
+    "writeback/arrival.py: _lock",
+    "writeback/commits/garbage.py: _lock",
+    "writeback/copies/member_journals.py: _lock",
+    "writeback/copies/on_member.py: _lock",
+    "writeback/streams/room_there.py: _lock",
+    "writeback/streams/scheduler.py: _lock",
+    "backing/own_files.py: _calls_lock",
+}
+"""Kept while fields of their object are read or written, and no longer."""
+LOCKS_OF_A_MOMENT = {
+    "backing/terms.py: _lock": (
+        "taken twice by one thread; kept over calls on the storage, whose double has no terms"
+    ),
+    "control/client.py: _lock": "in the processes of commands and clients",
+    "filesystem/content/fill.py: _touching": "kept over a write to a tier file",
+    "filesystem/upper.py: lock": "kept for a step, and let go before any wait",
+    "ram/prefault.py: _pages": "kept while memory is allocated",
+    "worker/link.py: _telling": "what it sends goes out in the outbox's thread",
+    "writeback/manifest/manifest.py: _loading": (
+        "kept over reads of the storage; of the two that load it a history has the engine alone"
+    ),
+}
+"""The others that are made in those layers, and why: a history has one thread for all, and stands
+still for ever where somebody keeps such a lock over a turn.
 
-Locks are no such thing: nobody waits in one.
+Whoever waits for storage, disk, network or another thread while he has a lock takes it from
+`Threads.lock`.
 """
+BARE_LOCKS = {"threading.Lock", "threading.RLock", "Lock", "RLock"}
+
+
+def _locks_made(path: Path) -> Iterator[str]:
+    """By what keeps them."""
+    kept = {
+        node.value: node.targets[0] if isinstance(node, ast.Assign) else node.target
+        for node in nodes_of(path)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in BARE_LOCKS:
+            yield ast.unparse(kept.get(node, node)).removeprefix("self.")
 
 
 def _taken_of_the_machine(path: Path) -> Iterator[tuple[int, str]]:
@@ -1191,6 +1241,16 @@ def test_clock_threads_and_chance_are_given(layer: str) -> None:
         for line, name in _taken_of_the_machine(path)
         if f"{path.relative_to(PACKAGE)}: {name}" not in TAKES_OF_THE_MACHINE
     ] == []
+
+
+def test_locks_that_are_kept_over_a_wait_are_given() -> None:
+    made = {
+        f"{path.relative_to(PACKAGE)}: {lock}"
+        for layer in HAVE_A_RUNTIME
+        for path in sorted((PACKAGE / layer).rglob("*.py"))
+        for lock in _locks_made(path)
+    }
+    assert made == LOCKS_OF_FIELDS | LOCKS_OF_A_MOMENT.keys()
 
 
 @pytest.mark.parametrize("layer", ["transport", "supervisor", "mounting"])

@@ -114,11 +114,12 @@ class Areas:
         self._opener = opener
         self._staging = staging
         self._project = project
+        self._lock_kept = runtime.threads.lock
         self._now = runtime.clock.now
         self._chance = runtime.chance
         self._node = node_id.encode()
         self._lock = threading.Lock()
-        self._registering = threading.Lock()
+        self._registering = runtime.threads.lock()
         self._making: dict[LowerPath, threading.Lock] = {}
         """By root: where one hangs, the others do not."""
         self._known: set[LowerPath] = set()
@@ -266,7 +267,7 @@ class Areas:
 
     def _making_of(self, root: LowerPath) -> threading.Lock:
         with self._lock:
-            return self._making.setdefault(root, threading.Lock())
+            return self._making.setdefault(root, self._lock_kept())
 
     def had_staging(self, root: LowerPath, name: bytes) -> bool:
         """Whether a staging directory of that name was made in an area, as far as is known here: if

@@ -42,7 +42,7 @@ class Entries:
         self._chance = runtime.chance
         self._staging_fd = -1
         self._staging_name = b""
-        self._staging_lock = threading.Lock()
+        self._staging_lock = runtime.threads.lock()
         self._here = threading.local()
 
     def staged(self, name: str) -> LowerPath:

@@ -328,7 +328,7 @@ class FileSystemParts:
             self._pools.requests,
             self._pools.fills,
             self.fills,
-            Members(self._around.members, runtime.clock),
+            Members(self._around.members, runtime),
         )
         self.ahead = PagesAhead(
             self.tier,

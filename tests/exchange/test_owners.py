@@ -26,7 +26,7 @@ from acpfs.filesystem.content.from_members import (
     group_of,
     owners,
 )
-from tests.rig.runtime import REAL, clock_of
+from tests.rig.runtime import REAL, runtime_of
 
 clause = pytest.mark.clause
 FILE = VersionName(b"run/model", 7, 100 * PART_BYTES, 11, 13)
@@ -54,7 +54,7 @@ class Time:
 
 def of(others: Others, time: Time | None = None) -> FromMembers:
     """The file, for `n0`."""
-    return FromMembers(others, FILE, clock_of((time or Time()).now))
+    return FromMembers(others, FILE, runtime_of((time or Time()).now))
 
 
 class Others:
@@ -228,10 +228,8 @@ def test_a_file_that_is_another_one_by_now_is_read_from_the_storage(field: str) 
 
 
 def test_without_others_nobody_is_asked() -> None:
-    assert not Members(None, REAL.clock).are_there()
-    assert Members(None, REAL.clock).of((b"model",), FILE.identity()) is None
-    assert not Members(Others(), REAL.clock).are_there()
-    made = Members(Others(n1=Availability(Has.NO)), REAL.clock).of(
-        (b"run", b"model"), FILE.identity()
-    )
+    assert not Members(None, REAL).are_there()
+    assert Members(None, REAL).of((b"model",), FILE.identity()) is None
+    assert not Members(Others(), REAL).are_there()
+    made = Members(Others(n1=Availability(Has.NO)), REAL).of((b"run", b"model"), FILE.identity())
     assert made is not None

@@ -25,7 +25,7 @@ from acpfs.exchange.exchange_records import (
     MemberAddress,
     VersionName,
 )
-from acpfs.runtime.clock import Clock
+from acpfs.runtime.given import Runtime
 
 GROUP_MAX = 32
 """So many members share what they read: the storage is read once for each group."""
@@ -78,12 +78,12 @@ def owners(file: VersionName, part: int, nodes: Iterable[str]) -> list[str]:
 class FromMembers:
     """For one version of one file."""
 
-    def __init__(self, source: MemberSource, file: VersionName, clock: Clock) -> None:
+    def __init__(self, source: MemberSource, file: VersionName, runtime: Runtime) -> None:
         self._source = source
         self._file = file
-        self._now = clock.now
+        self._now = runtime.clock.now
         self._lock = threading.Lock()
-        self._learning = threading.Lock()
+        self._learning = runtime.threads.lock()
         self._has: dict[str, Has] = {}
         self._parts: dict[str, int] = {}
         """Member → parts that it had when it was asked."""
@@ -222,10 +222,10 @@ class FromMembers:
 class Members:
     """Of one mount."""
 
-    def __init__(self, source: MemberSource | None, clock: Clock) -> None:
+    def __init__(self, source: MemberSource | None, runtime: Runtime) -> None:
         """None: bytes come from the storage alone."""
         self._source = source
-        self._clock = clock
+        self._runtime = runtime
 
     def are_there(self) -> bool:
         """Whether anybody can be asked."""
@@ -235,4 +235,4 @@ class Members:
         """Where a version's bytes may come from; None: from the storage alone."""
         if self._source is None or path is None:
             return None
-        return FromMembers(self._source, VersionName(b"/".join(path), *identity), self._clock)
+        return FromMembers(self._source, VersionName(b"/".join(path), *identity), self._runtime)

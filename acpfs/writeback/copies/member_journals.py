@@ -71,7 +71,7 @@ class MemberJournals:
         self._threads = runtime.threads
         self._now = runtime.clock.now
         self._lock = threading.Lock()
-        self._learning = threading.Lock()
+        self._learning = runtime.threads.lock()
         self._is_known = self._is_marked = False
         self._counting: HolderSession | None = None
         """Whose copies count, by the mark."""

@@ -120,7 +120,7 @@ class MemberPlace:
         self._threads = runtime.threads
         self._now = runtime.clock.now
         self._lock = threading.Lock()
-        self._beginning = threading.Lock()
+        self._beginning = runtime.threads.lock()
         """Held while a session is begun: copies and journal ask for one at the same time."""
         self._session = _session_of(earlier)
         self._is_broken = True
@@ -140,7 +140,7 @@ class MemberPlace:
         self._of_journal: dict[str, HolderSession] = {}
         """Token → where it is; the newest ones."""
         self._to_remove: list[str] = []
-        self._removing = threading.Lock()
+        self._removing = runtime.threads.lock()
         self.sessions = 0
         """That were begun."""
         self.begins = 0
