@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.backing.syscalls import Opener
 from acpfs.backing.terms import NodeTerms, SupersededError
 from acpfs.writeback.copies.journal_marks import put, withdraw
+from tests.rig.processes import Child
 from tests.rig.runtime import REAL
 
 clause = pytest.mark.clause
@@ -66,6 +68,55 @@ def test_what_comes_between_two_of_its_calls_is_refused(
         directory.write_own(MARK, b"second")
     assert directory.read_own(MARK) == b"first"
     assert directory.taken_over_by == "n7"
+
+
+def write_and_die(backing: Path) -> None:
+    """By SIGKILL, between the two renames of one write."""
+    real = os.rename
+    renames = []
+
+    def rename(source: bytes, target: bytes, **places: int) -> None:
+        renames.append(target)
+        if len(renames) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(source, target, **places)
+
+    def run() -> None:
+        directory = BackingDirectory(backing, "n1", REAL)
+        directory.fence_own_files()
+        os.rename = rename  # type: ignore[assignment]
+        directory.write_own(MARK, b"second")
+
+    child = Child(run)
+    with pytest.raises(RuntimeError, match="died"):
+        child.result()
+
+
+@clause("S610")
+@pytest.mark.parametrize("by", ["n1", "n7"])
+def test_a_death_between_two_of_its_calls_leaves_the_old_text_and_nothing_else(
+    tmp_path: Path, by: str
+) -> None:
+    """What was written lies in the staging directory then: the next mount of the node clears it
+    away, or that of whoever has claimed its log, to which it is moved.
+    """
+    first = BackingDirectory(tmp_path, "n1", REAL)
+    first.write_own(MARK, b"first")
+    first.disconnect()
+    write_and_die(tmp_path)
+    assert len(list(tmp_path.glob(".acpfs/staging/n1/.n1.*"))) == 1
+    directory = BackingDirectory(tmp_path, "n1", REAL, by=by)
+    if by != "n1":
+        directory.take_over()
+    assert directory.read_own(MARK) == b"first"
+    for name in directory.list_staging():
+        directory.remove_staging(name)  # as the engine does, which knows no such version
+    directory.fence_own_files()
+    directory.write_own(MARK, b"third")
+    assert directory.read_own(MARK) == b"third"
+    assert directory.list_staging() == []
+    assert sorted(tmp_path.glob(".acpfs/staging/*/.*")) == []
+    assert sorted(tmp_path.glob(".acpfs/mirrors/.*")) == []
 
 
 @clause("S610")
