@@ -685,6 +685,7 @@ def _lower(
         _refuse_rival(directory, identity, link, complaint, given)
         if settings.adopts is not None:  # it is silent: whatever it still does comes to nothing
             link.step("shutting out what the lost node still does")
+            assert settings.spill is not None, "Settings refuses that"
             within(
                 BACKING_WAIT_S,
                 complaint,
@@ -693,7 +694,7 @@ def _lower(
                     directory,
                     identity.node_id,
                     settings.adopts,
-                    settings.spill or Path(),
+                    settings.spill,
                     alone=settings.adopts_alone,
                 ),
             )
@@ -712,13 +713,9 @@ def shut_out(
         RefusedError: another member has claimed it, or no copy at this one counts.
         OSError: as `BackingDirectory.take_over`.
     """
+    _check_closed(session, node)  # else the lock's file would come to be in any directory
     with locked(claiming(session), may_wait=True):
-        if not is_closed_at(session):
-            # opened again by the holder, after this mount was begun: what comes would be lost
-            raise RefusedError(
-                f"what is held of {node} is not claimed any more: `acpfs-ctl adopt {node}` begins "
-                "anew"
-            )
+        _check_closed(session, node)
         claim = directory.newest_claim(node.encode())
         mark = None
         with suppress(ValueError):  # damaged: it names nobody
@@ -735,6 +732,18 @@ def shut_out(
                 else f"nothing that is held of {node} here counts any more"
             )
         directory.take_over()
+
+
+def _check_closed(session: Path, node: str) -> None:
+    """It is opened again by the holder, after this mount was begun: what comes would be lost.
+
+    Raises:
+        RefusedError: it is, or is no session at all.
+    """
+    if not is_closed_at(session):
+        raise RefusedError(
+            f"what is held of {node} is not claimed any more: `acpfs-ctl adopt {node}` begins anew"
+        )
 
 
 def _refuse_rival(

@@ -104,6 +104,19 @@ def test_nobody_claims_for_a_session_that_is_open_again(tmp_path: Path, *, alone
 
 
 @clause("S613")
+def test_nobody_claims_for_a_directory_in_which_nothing_is_held(tmp_path: Path) -> None:
+    """Nor is anything made there, such as a lock's file."""
+    other = tmp_path / "other"
+    other.mkdir()
+    adopter = BackingDirectory(origin_of(tmp_path, MARK), "n1", REAL, by="n3")
+    with pytest.raises(RefusedError, match="is not claimed any more"):
+        shut_out(adopter, "n1", "n3", other, alone=False)
+    assert list(other.iterdir()) == []
+    assert adopter.newest_claim(b"n1") is None
+    adopter.disconnect()
+
+
+@clause("S613")
 def test_a_session_that_was_only_shut_is_open_for_the_next_worker(tmp_path: Path) -> None:
     """Who died while it looked has claimed nothing; the node may live, and be heard of again."""
     held = held_at(tmp_path)
