@@ -68,14 +68,15 @@ def ask(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     *,
     as_json: bool = False,
+    patience_s: float | None = None,
 ) -> Any:
-    """Ask a daemon.
+    """Ask a daemon; see `client.request`.
 
     An error goes on after what it says is left was shown: as a table to stderr, or the whole error
     as JSON to stdout.
     """
     try:
-        return client.request(record, verb, args, on_event)
+        return client.request(record, verb, args, on_event, patience_s=patience_s)
     except AcpfsError as error:
         if as_json:
             show.print_json(error_message(error))

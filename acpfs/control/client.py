@@ -111,10 +111,13 @@ def request(
     args: Json | None = None,
     on_event: Callable[[Json], None] | None = None,
     line: Line | None = None,
+    *,
+    patience_s: float | None = None,
 ) -> Any:
     """Ask a daemon; the result, with `items` events gathered into a list when there were any.
 
-    `line`: lets others end the request.
+    `line`: lets others end the request. `patience_s`: so long the answer is waited for, where the
+    verb has no limit of its own.
 
     Raises:
         NotMountedError: no daemon answers.
@@ -123,7 +126,10 @@ def request(
     args = dict(args or {})
     began = time.monotonic()
     limit_s = args.get("timeout_s")
-    until = math.inf if limit_s is None else began + limit_s + GRACE_S
+    until = min(
+        math.inf if limit_s is None else began + limit_s + GRACE_S,
+        math.inf if patience_s is None else began + patience_s,
+    )
     line = line or Line()
     tries = ATTEMPTS_MAX if verb in REPEATABLE else 1
     while True:

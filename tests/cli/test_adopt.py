@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from acpfs.cli.verbs import adopt
-from acpfs.control.registry import adopting_lock
-from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
+from acpfs.control import client
+from acpfs.control.registry import MountRecord, adopting_lock
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from acpfs.runtime.file_locks import locked, locked_until
 
 clause = pytest.mark.clause
@@ -120,6 +121,62 @@ def test_what_is_no_name_of_whoever_has_it_is_not_said(tmp_path: Path) -> None:
         with locked_until(tmp_path / "lock", 0.0, heard.append) as is_had:
             assert not is_had
     assert heard == [""]
+
+
+NEVER_READY = """#!/bin/sh
+trap {signal} INT
+echo $$ > {pid}
+while :; do sleep 0.05; done
+"""
+
+
+@clause("S617")
+@pytest.mark.parametrize("ends", ["at the signal", "never"])
+def test_a_mount_that_does_not_begin_in_time_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The storage hangs, or a claim beside it: the command waited for ever."""
+    pid = tmp_path / "pid"
+    program = tmp_path / "never-ready"
+    program.write_text(NEVER_READY.format(signal="-" if ends != "never" else "''", pid=pid))
+    program.chmod(0o755)
+    patience: dict[str, float | None] = {}
+
+    def ask(_record: object, verb: str, *_words: object, **more: float | None) -> dict[str, str]:
+        patience[verb] = more["patience_s"]
+        names = ("backing", "node", "by", "spill", "volume")
+        return {"runtime_dir": str(tmp_path), **dict.fromkeys(names, "n1")}
+
+    def umount(*_words: object, **_more: object) -> None:
+        raise NotMountedError("there is none")
+
+    monkeypatch.setattr(adopt, "ENDS_S", 0.2)
+    monkeypatch.setattr(adopt, "ask", ask)
+    monkeypatch.setattr(adopt, "umount", umount)
+    monkeypatch.setattr(adopt, "_is_mounted", lambda _place: False)
+    monkeypatch.setattr(sys, "executable", os.fspath(program))
+    done = adopts(tmp_path, "--timeout", "1")
+    assert isinstance(done.exception, DeadlineError)
+    assert done.exception.exit_code == ExitCode.TIMEOUT
+    assert str(done.exception) == (
+        "the mount that adopts n1 did not begin in time: `acpfs-ctl adopt n1` tries again"
+    )
+    asked = patience["adopt"]
+    assert asked is not None
+    assert 0 < asked <= 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@clause("S617")
+def test_a_daemon_that_does_not_answer_in_time_is_not_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(os.fspath(tmp_path / "socket"))
+        silent.listen()
+        at = os.fspath(tmp_path / "socket")
+        record = MountRecord("/mnt", "/backing", "n2", os.getpid(), 0, at, "1", str(tmp_path))
+        with pytest.raises(DeadlineError, match="has not answered in time"):
+            client.request(record, "adopt", {"node": "n1"}, patience_s=0.2)
 
 
 @clause("S616")

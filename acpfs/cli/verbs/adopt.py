@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,8 @@ ASKS = (
 )
 
 
+ENDS_S = 5.0
+"""A mount that was told to end is killed then."""
 AGAIN_S = 0.5
 """Between two tries to unmount what is drained but for pointers that wait for other nodes."""
 
@@ -91,16 +94,16 @@ def command(
 def _adopt(
     record: registry.MountRecord, node: str, deadline: float, *, alone: bool, as_json: bool
 ) -> None:
-    found = ask(record, "adopt", {"node": node}, as_json=as_json)
+    found = ask(record, "adopt", {"node": node}, as_json=as_json, patience_s=_left_s(deadline))
     place = Path(found["runtime_dir"]) / "adopting" / node
     if not _is_mounted(place):
         with contextlib.suppress(NotMountedError):  # what an adopter that was killed has left
             umount(str(place), _left_s(deadline), leave=False)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _mount(found, place, alone=alone)
+        _mount(found, place, deadline, alone=alone)
     _drain(node, place, deadline)
     place.rmdir()
-    ask(record, "adopted", {"node": node}, as_json=as_json)
+    ask(record, "adopted", {"node": node}, as_json=as_json, patience_s=_left_s(deadline))
 
 
 def _drain(node: str, place: Path, deadline: float) -> None:
@@ -178,8 +181,8 @@ def _options(settings: show.Json) -> list[str]:
     return found
 
 
-def _mount(found: show.Json, place: Path, *, alone: bool) -> None:
-    done = subprocess.run(
+def _mount(found: show.Json, place: Path, deadline: float, *, alone: bool) -> None:
+    with subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -199,11 +202,32 @@ def _mount(found: show.Json, place: Path, *, alone: bool) -> None:
             *_options(found.get("settings", {})),
             *("--ram", "64M"),  # what is copied lies in the copy, and is read from there
         ],
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    if done.returncode:
-        error = AcpfsError(f"{found['node']} cannot be adopted: {done.stderr.strip()}")
-        error.exit_code = ExitCode(done.returncode)
+    ) as mounts:
+        try:
+            _nothing, said = mounts.communicate(timeout=_left_s(deadline))
+        except subprocess.TimeoutExpired:
+            _end(mounts)
+            raise DeadlineError(
+                f"the mount that adopts {found['node']} did not begin in time: "
+                f"`acpfs-ctl adopt {found['node']}` tries again"
+            ) from None
+        except BaseException:
+            mounts.kill()
+            raise
+    if mounts.returncode:
+        error = AcpfsError(f"{found['node']} cannot be adopted: {said.strip()}")
+        # it may have been killed
+        error.exit_code = ExitCode(mounts.returncode) if mounts.returncode > 0 else ExitCode.FAILED
         raise error
+
+
+def _end(mounts: subprocess.Popen[str]) -> None:
+    """As Ctrl-C would, at which it ends what it has started."""
+    mounts.send_signal(signal.SIGINT)
+    try:
+        mounts.wait(ENDS_S)
+    except subprocess.TimeoutExpired:
+        mounts.kill()
