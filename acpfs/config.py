@@ -540,6 +540,10 @@ class Settings:
 
     Needs the program `openssl`, and a network between the members (see OPERATIONS).
     """
+    exchange_patience_s: Annotated[float, Check(_number, gt(0))] = 0.3
+    """How long a member may say nothing when its bytes are asked for; then another one is asked, or
+    the storage (S542).
+    """
     copies: Annotated[int, Check(_whole, and_(ge(0), le(1)))] = 0
     """Other members that keep a copy of what is closed here, in their RAM, until it is persisted
     (S580): 0 or 1.

@@ -28,10 +28,6 @@ from acpfs.runtime.clock import Clock
 from acpfs.runtime.given import Runtime
 from acpfs.runtime.threads import Running
 
-PATIENCE_VARIABLE = "ACPFS_EXCHANGE_PATIENCE"
-"""For tests: the same in seconds."""
-PATIENCE_S = float(os.environ.get(PATIENCE_VARIABLE, "0.3"))
-"""So long a member may say nothing to whoever reads."""
 HAS_PATIENCES = 4
 """One more than the process takes for a question to a member that is gone, by its connection."""
 GET_MAX_S = 20.0
@@ -154,12 +150,17 @@ class Exchange:
         lender: Callable[[], Lender],
         runtime: Runtime,
         keeper: Callable[[], CopyKeeper | None] = lambda: None,
+        *,
+        patience_s: float,
     ) -> None:
-        """`lender`, `keeper`: asked for when the first member wants something."""
+        """`lender`, `keeper`: asked for when the first member wants something. `patience_s`: so
+        long a member may say nothing to whoever reads.
+        """
         self._place = place
         self._directory = directory
         self._lender = lender
         self._keeper = keeper
+        self._patience_s = patience_s
         self._threads = runtime.threads
         self._clock: Clock = runtime.clock
         self._lock = threading.Lock()
@@ -341,10 +342,12 @@ class Exchange:
 
         It raises MemberFailedError where there is none.
         """
-        asked = self._asked({"do": "has", "to": to.told(), "file": file.told()}, ())
+        message: Message = {"do": "has", "to": to.told(), "file": file.told()}
+        asked = self._asked(message, (), self._patience_s)
 
         def answer() -> Availability:
-            return Availability.heard(self._answer(to, *asked, HAS_PATIENCES * PATIENCE_S).said)
+            limit_s = HAS_PATIENCES * self._patience_s
+            return Availability.heard(self._answer(to, *asked, limit_s).said)
 
         return answer
 
@@ -362,7 +365,7 @@ class Exchange:
             "offset": offset,
             "size": size,
         }
-        answer = self._answer(to, *self._asked(message, ()), GET_MAX_S)
+        answer = self._answer(to, *self._asked(message, (), self._patience_s), GET_MAX_S)
         if answer.said.get("got") != size or len(answer.fds) != 1:
             answer.close()
             return -1
@@ -393,7 +396,7 @@ class Exchange:
             self.counts.got[node] += size
 
     def _asked(
-        self, message: Message, fds: Sequence[int], patience_s: float = PATIENCE_S
+        self, message: Message, fds: Sequence[int], patience_s: float
     ) -> tuple[ChannelEnd, int, Future[Answer]]:
         with self._lock:
             end = self._end

@@ -266,7 +266,7 @@ def assemble(settings: Settings, runtime: Path, link: Link, given: Runtime) -> P
         upper = UpperLayer(state, tier, operations, tree, given)
         holding = HeldCopies(tier, upper.lock, identity.volume_id, settings.copies_ram, given)
         exchange = exchanging.exchange(
-            reached, directory_of_members, lambda: inner.lending, given, lambda: holding
+            settings, reached, directory_of_members, lambda: inner.lending, given, lambda: holding
         )
         kept: Kept = _kept(place, link, given)
         undo.callback(kept.close)

@@ -88,6 +88,7 @@ def reached(settings: Settings, runtime: Path, identity: Identity) -> Reached:
 
 
 def exchange(
+    settings: Settings,
     reached: Reached,
     directory: MemberDirectory,
     lending: Callable[[], Lending],
@@ -97,7 +98,14 @@ def exchange(
     """None: nothing is exchanged. `lending`, `holding`: when the first member asks."""
     if reached.place is None:
         return None
-    return Exchange(reached.place, directory, lending, given, holding)
+    return Exchange(
+        reached.place,
+        directory,
+        lending,
+        given,
+        holding,
+        patience_s=settings.exchange_patience_s,
+    )
 
 
 def addresses_of(where: str) -> list[str]:

@@ -44,12 +44,18 @@ def member(
     """One of those over `tmp_path/backing`."""
     backing = tmp_path / "backing"
     backing.mkdir(exist_ok=True)
-    settings: dict[str, Any] = {**QUICK, "ram": "128M", "exchange": at, "node_id": name, **options}
+    settings: dict[str, Any] = {
+        **QUICK,
+        "ram": "128M",
+        "exchange": at,
+        "exchange_patience": patience_s,
+        "node_id": name,
+        **options,
+    }
     return AcpfsMount(
         backing,
         tmp_path / name,
         "native",
-        environment={"ACPFS_EXCHANGE_PATIENCE": patience_s},
         python=python,
         **settings,
     )

@@ -147,7 +147,7 @@ def test_only_members_that_say_where_they_are_can_be_asked() -> None:
 def test_who_fails_three_times_is_left_alone_for_a_while(tmp_path: Path) -> None:
     place = ExchangePlace("5" * 32, "n1", tmp_path, is_plain=False, listeners=())
     lender: Callable[[], Lender] = cast("Any", None)
-    one = Exchange(place, directory(Records(RECORD)), lender, REAL)
+    one = Exchange(place, directory(Records(RECORD)), lender, REAL, patience_s=0.3)
     for _ in range(2):
         one._fails("n2")
         assert [other.node for other in one.others()] == ["n2"]
