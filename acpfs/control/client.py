@@ -193,9 +193,7 @@ def _messages(record: MountRecord, question: bytes, line: Line, until: float) ->
             raise
         except TimeoutError:
             _left_s(record, until)
-            raise AcpfsError(
-                f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
-            ) from None
+            raise AcpfsError(_silent(record)) from None
         except ConnectionError:
             raise _EndedError(
                 f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection"
@@ -240,11 +238,23 @@ def _connected(record: MountRecord) -> socket.socket:
     return connection
 
 
+def _silent(record: MountRecord) -> str:
+    """What is told of a daemon that is heard by nobody.
+
+    One that was killed keeps its socket as long as a call of its on the storage does not come back.
+    """
+    said = f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
+    if record.alive:
+        return said
+    return (
+        f"{said}, and that process is not seen here: if acpfs was killed, `acpfs mount "
+        f"{record.backing} {record.mountpoint}` goes on with what is in RAM"
+    )
+
+
 def _no_answer(record: MountRecord, error: OSError) -> AcpfsError:
     if isinstance(error, TimeoutError | BlockingIOError):
-        return AcpfsError(
-            f"the daemon of {record.mountpoint} (process {record.pid}) does not answer"
-        )
+        return AcpfsError(_silent(record))
     if record.alive:
         return _NoSocketError(
             f"no answer from the daemon of {record.mountpoint} (process {record.pid}): "

@@ -45,8 +45,10 @@ class History:
         }
 
     def entries(self) -> list[HistoryEntry]:
-        """All that are kept."""
-        return list(self._entries.values())
+        """All that are kept, in the order of their times: a look may find what came before what the
+        one before it has noted.
+        """
+        return sorted(self._entries.values(), key=lambda entry: entry.at)
 
     def note(self, entry: HistoryEntry) -> None:
         """One more. A save that is there already, and has gone on since, takes its own place."""

@@ -166,4 +166,4 @@ def test_without_faults_and_without_saves_it_says_what_is_missing(
 ) -> None:
     assert "how often do faults come?" in call().output
     monkeypatch.setattr(advise_command, "ask", lambda *_a, **_k: {"items": []})
-    assert "has seen no save yet" in call("--mtbf", "8h").output
+    assert "has no save in its history yet" in call("--mtbf", "8h").output

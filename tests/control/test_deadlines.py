@@ -129,6 +129,20 @@ def test_each_command_is_in_the_table() -> None:
     assert WORDS.keys() | SHOWS_ON == ctl.COMMANDS.keys()
 
 
+def test_silence_of_a_process_that_is_gone_says_what_to_do(
+    mute: Mute,
+) -> None:
+    """All were killed, and one cannot end: a call of its on the storage hangs. Its socket takes
+    connections.
+    """
+    with pytest.raises(AcpfsError, match="does not answer$"):
+        client.request(mute.record, "status")
+    gone = replace(mute.record, pid_started=mute.record.pid_started + 1)
+    registry.write(gone)
+    with pytest.raises(AcpfsError, match=f"`acpfs mount /b {MOUNTPOINT}` goes on"):
+        client.request(gone, "status")
+
+
 @pytest.mark.parametrize("name", WORDS)
 def test_a_command_ends_where_the_worker_does_not_answer(mute: Mute, name: str) -> None:
     with pytest.raises((AcpfsError, SystemExit)) as ended:

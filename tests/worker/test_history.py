@@ -93,7 +93,17 @@ def test_entries_are_kept_over_workers_and_bounded(
     found = History(state)
     assert found.entries() == [save(2), save(3), save(4, at=200.0, files=2)]
     found.note(save(5))
-    assert [entry.step for entry in found.entries()] == [3, 4, 5]
+    assert [entry.step for entry in found.entries()] == [3, 5, 4], "oldest first"
+    state.close()
+
+
+def test_what_is_noted_late_stands_where_it_happened(tmp_path: Path) -> None:
+    """A look notes what the storage says now, and checkpoints that were persisted before."""
+    state = StateDatabase(tmp_path / "state.sqlite", REAL)
+    kept = History(state)
+    kept.note(HistoryEntry(150.0, "storage", "ok → refusing"))
+    kept.note(save(1, at=140.0))
+    assert [entry.at for entry in kept.entries()] == [140.0, 150.0]
     state.close()
 
 

@@ -137,6 +137,27 @@ def test_what_a_pointer_names_that_is_about_to_be_changed_stays(
 
 
 @pytest.mark.clause("S407")
+@pytest.mark.parametrize("text", [b"old-10", b"/mnt/acp/old-10\n", b"old-1000"])
+def test_a_name_whose_number_goes_on_is_another_one(world: World, run: Run, text: bytes) -> None:
+    """A storage that was full stayed so: `latest` said step-100, and step-1 was removed."""
+    for name in ("old-1", "old-3"):
+        world.store(name, b"x" * 25)
+    world.store("latest", text)
+    run(world.drain)
+
+    def no_room(label: str, _path: tuple[bytes, ...]) -> None:
+        if label == "write" and b"old-3" in world.lower.visible():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world.lower.fault = no_room
+    world.store("new", b"y" * 25)
+    world.store("latest", b"new")
+    world.unlink("old-1")
+    run(world.run_for, 3 * SPACE_PATIENCE_S)
+    assert set(world.lower.visible()) == {b"old-3", b"latest"}
+
+
+@pytest.mark.clause("S407")
 def test_what_a_pointer_that_cannot_be_read_may_name_stays(world: World, run: Run) -> None:
     world.store("old", b"x" * 25)
     world.store("latest", b"")

@@ -205,7 +205,8 @@ def command(
         figures = replace(figures, drain_s=given["drain_s"])
     if figures.save_s is None:
         raise click.UsageError(
-            "the mount has seen no save yet: how long does one hold up training? --save 2s"
+            "the mount has no save in its history yet, where it is some seconds after it was "
+            "persisted: how long does one hold up training? --save 2s"
         )
     try:
         job = Job(

@@ -57,10 +57,17 @@ def are_near(pointer: LowerPath, other: LowerPath) -> bool:
 
 def may_mention(text: bytes, name: bytes) -> bool:
     """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of
-    `iter_0001000`.
+    `iter_0001000`. `step-100` names no `step-1`, as its number goes on.
     """
+    whole = (
+        rb"(?<![0-9])" if name[:1].isdigit() else rb"",
+        re.escape(name),
+        rb"(?![0-9])" if name[-1:].isdigit() else rb"",
+    )
+    if re.search(b"".join(whole), text):
+        return True
     numbers = {int(found) for found in _NUMBER.findall(text)}
-    return name in text or any(int(found) in numbers for found in _NUMBER.findall(name))
+    return any(int(found) in numbers for found in _NUMBER.findall(name))
 
 
 def mentions(text: bytes, name: bytes) -> bool:
