@@ -135,7 +135,7 @@ def test_silence_of_a_process_that_is_gone_says_what_to_do(
     """All were killed, and one cannot end: a call of its on the storage hangs. Its socket takes
     connections.
     """
-    with pytest.raises(AcpfsError, match="does not answer$"):
+    with pytest.raises(AcpfsError, match=r"does not answer$"):
         client.request(mute.record, "status")
     gone = replace(mute.record, pid_started=mute.record.pid_started + 1)
     registry.write(gone)
