@@ -331,8 +331,8 @@ class TurnFileCalls(RamFileCalls):
         waiting.append(answer)  # the order is what counts
 
         def run() -> None:
-            while waiting[0] is not answer:
-                turns.point()
+            while waiting[0] is not answer:  # who comes first may wait for a later time
+                turns.wait(lambda: waiting[0] is answer)
             while self._is_written(tier_id):
                 turns.wait(lambda: not self._is_written(tier_id))
             try:
