@@ -15,6 +15,10 @@ COMMANDS = {
         "Mount a backing directory; returns when the mount is ready to use.",
     ),
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
+    "with": (
+        "acpfs.cli.with_mount",
+        "Mount, run a command, and unmount when all is persisted.",
+    ),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
     "demo": ("acpfs.cli.demo", "See what a mount does, in less than a minute."),
     "mindio-path": (

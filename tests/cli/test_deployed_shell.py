@@ -7,9 +7,7 @@ Slurm, which CI cannot start.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,6 @@ from click.testing import CliRunner
 
 from acpfs.cli.deploy import command
 from tests.rig.mounts import AcpfsMount
-from tests.rig.storage.servers import until
 
 LIMIT_S = 60
 DOUBLE = """#!/bin/sh
@@ -84,100 +81,6 @@ def one(mountpoint: Path, name: str, *options: str) -> dict[str, Any]:
 
 def run(words: list[str], environment: dict[str, str]) -> int:
     return subprocess.run(words, env=environment, timeout=LIMIT_S, check=False).returncode
-
-
-# -- training that mounts in its own container
-
-
-class Inside:
-    """The container of `--inside`, with another training."""
-
-    def __init__(self, top: Path, doubles: Doubles, training: str) -> None:
-        self.mountpoint = top / "mounts" / "ckpt"
-        self.doubles = doubles
-        container = one(self.mountpoint, "train", "--inside")
-        words = words_of(container)
-        # sh -c SCRIPT MOUNTPOINT, and the training, which a user puts there
-        self.words = [*words[:4], "sh", "-c", training]
-        doubles.put("acpfs", "")
-
-    def run(self) -> int:
-        return run(self.words, self.doubles.environment(POD_NAME="pod-0"))
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_end_of_the_training_is_the_containers_once_all_is_drained(
-    tmp_path: Path, doubles: Doubles, code: int
-) -> None:
-    inside = Inside(tmp_path, doubles, f"echo trained >> '{doubles.told}'; exit {code}")
-    assert inside.run() == code
-    mounted, trained, unmounted = doubles.calls()
-    assert mounted == "acpfs mount --config /etc/acpfs/acpfs.toml --node-id pod-0"
-    assert trained == "trained"
-    assert re.fullmatch(rf"acpfs umount --timeout \d+ {inside.mountpoint}", unmounted)
-
-
-def test_a_container_without_its_mount_does_not_train(tmp_path: Path, doubles: Doubles) -> None:
-    inside = Inside(tmp_path, doubles, f"echo trained >> '{doubles.told}'")
-    doubles.put("acpfs", "exit 6")
-    assert inside.run() == 6
-    assert [line.split()[1] for line in doubles.calls()] == ["mount"]
-
-
-def test_a_training_that_ended_well_but_is_not_drained_failed(
-    tmp_path: Path, doubles: Doubles
-) -> None:
-    inside = Inside(tmp_path, doubles, "exit 0")
-    doubles.put("acpfs", '[ "$1" != umount ]')
-    assert inside.run() == 1
-
-
-@pytest.mark.parametrize("code", [0, 143])
-def test_the_pods_end_is_told_to_the_training_which_may_save_first(
-    tmp_path: Path, doubles: Doubles, code: int
-) -> None:
-    """As often as it is told; the drain begins when the training has ended, not before."""
-    trains = (
-        f"trap 'echo told >> {doubles.told}; exit {code}' TERM\n"
-        f"echo began >> '{doubles.told}'\n"
-        "while :; do sleep 0.05; done"
-    )
-    inside = Inside(tmp_path, doubles, trains)
-    with subprocess.Popen(
-        inside.words, env=doubles.environment(POD_NAME="pod-0"), start_new_session=True
-    ) as shell:
-        try:
-            until(lambda: "began" in doubles.calls(), "the training began")
-            shell.send_signal(signal.SIGTERM)
-            assert shell.wait(LIMIT_S) == code
-        finally:
-            if shell.poll() is None:
-                os.killpg(shell.pid, signal.SIGKILL)
-    assert [line.split()[:2] for line in doubles.calls()] == [
-        ["acpfs", "mount"],
-        ["began"],
-        ["told"],
-        ["acpfs", "umount"],
-    ]
-
-
-def test_the_pods_end_is_not_missed_while_it_mounts(tmp_path: Path, doubles: Doubles) -> None:
-    """The training would go on until the kubelet kills all of it."""
-    inside = Inside(tmp_path, doubles, "while :; do sleep 0.05; done")
-    go_on = tmp_path / "go-on"
-    doubles.put("acpfs", f"[ $1 != mount ] || until [ -e '{go_on}' ]; do sleep 0.05; done")
-    with subprocess.Popen(
-        inside.words, env=doubles.environment(POD_NAME="pod-0"), start_new_session=True
-    ) as shell:
-        try:
-            until(lambda: len(doubles.calls()) == 1, "it mounts")
-            shell.send_signal(signal.SIGTERM)
-            go_on.touch()
-            assert shell.wait(LIMIT_S) == 128 + signal.SIGTERM
-        finally:
-            if shell.poll() is None:
-                os.killpg(shell.pid, signal.SIGKILL)
-    assert [line.split()[1] for line in doubles.calls()] == ["mount", "umount"]
 
 
 # -- the daemon, and jobs beside it

@@ -329,7 +329,8 @@ def test_a_job_that_mounts_in_its_own_container_is_told_to_end(node: Node) -> No
     documents = manifests(*OPTIONS, "--ram", "256M", "--inside", "--bandwidth", "32M")
     pod = json.loads(json.dumps(pod_of(documents, "Job", "acpfs-example")))
     (train,) = pod["containers"]
-    train["command"] = [*train["command"][:4], "sh", "-c", LAST_SAVE, MOUNTPOINT]
+    mounts = train["command"][: train["command"].index("--") + 1]
+    train["command"] = [*mounts, "sh", "-c", LAST_SAVE, MOUNTPOINT]
     job = node.start(pod, documents, "job")
     wait_for("it trains", lambda: job.ended() is not None or "training" in job.said())
     assert job.ended() is None, job.said()
