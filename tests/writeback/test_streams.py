@@ -86,6 +86,37 @@ def test_bytes_read_while_they_changed_are_read_again(
     assert world.engine.statistics().counters.restarted_streams == 1
 
 
+@pytest.mark.clause("S8")
+def test_a_lost_staging_file_is_no_alarm_where_the_file_was_written_to_meanwhile(
+    world: World, run: Run
+) -> None:
+    """An application has written on in the kernel's lane while the copy was flushed: what RAM has
+    then is something else than was copied, and it is right.
+    """
+    op = world.store("f", b"old" * 1000)
+    version = op.version
+    assert version is not None
+    newer = b"\xee" * version.size
+    labels = []
+
+    def change(label: str, _path: tuple[bytes, ...]) -> None:
+        labels.append(label)
+        if label == "fsync" and labels.count("fsync") == 1:
+            with world.lock:
+                scribble(world.tier, version.tier_id, version.size)
+                # as `KernelWrites.still_frozen` tells of it
+                version.digest = ""
+                version.renewals += 1
+        if label == "rename" and labels.count("rename") == 1:
+            world.lower.remove_staging(version.staging_name)
+
+    world.lower.fault = change
+    run(world.drain)
+    assert labels.count("rename") == 2
+    assert world.lower.visible() == {b"f": newer}
+    assert world.engine.statistics().counters.restarted_streams == 0
+
+
 def test_a_version_given_up_while_it_streams_leaves_nothing(world: World, run: Run) -> None:
     world.store("f", b"1" * 100)
 

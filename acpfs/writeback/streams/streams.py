@@ -56,6 +56,10 @@ class Stream:
     def __init__(self, op: Op, version: Version) -> None:
         self.op = op
         self.version = version
+        self.copied_renewals = version.renewals
+        """`renewals` of the version when its bytes were copied: more since say that the file in RAM
+        has others.
+        """
         self.abandoned = False
         """Set by the engine, under the lock."""
         self.call: CallInFlight | None = None
@@ -459,11 +463,13 @@ class Streamer:
                     and stream.version.renewals == renewals
                 )
                 if still and (not digest or stream.version.digest in ("", digest)):
+                    stream.copied_renewals = renewals
                     return digest  # nearly always: no further turn at the lock for that
             still = still or self._has_only_grown(stream, size, digest)
             with self._lock, self._state.step():
                 if still:
                     if not digest or stream.version.digest in ("", digest):
+                        stream.copied_renewals = stream.version.renewals
                         return digest
                     if differed:
                         stream.version.digest = ""
@@ -669,7 +675,11 @@ class Streamer:
                 version = stream.version
                 version.staging_name = name
                 version.staging_ino = staging_ino
-                version.digest = digest
+                # A version that was written to since it was copied has none, as it would have if
+                # that had come a moment later: should the staging file be lost, what RAM has is
+                # right, though it is something else.
+                is_as_copied = version.renewals == stream.copied_renewals
+                version.digest = digest if is_as_copied else ""
                 version.state = VersionState.STAGED
                 if grown is not None:
                     self._spares.staged(version, grown[0], grown[1])
