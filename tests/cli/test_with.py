@@ -63,8 +63,10 @@ class Story:
     def begun(self, *, first: str = "", ignored: int = 0) -> Iterator[subprocess.Popen[bytes]]:
         """`first`: what its process does first. `ignored`: a signal that its parent ignores."""
         steps = [["sh", "-c", script] for script in (self.before, self.command, self.after)]
+        # whoever runs the tests in the background has it ignored
+        first += "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
         if ignored:
-            first += f"import signal; signal.signal({ignored}, signal.SIG_IGN)\n"
+            first += f"signal.signal({ignored}, signal.SIG_IGN)\n"
         words = [sys.executable, "-c", first + PROGRAM, json.dumps(steps)]
         with subprocess.Popen(words, start_new_session=True) as process:
             try:
