@@ -566,8 +566,8 @@ class Changes:
         node = self._table.get(version.ino)
         return 0 if node is None else node.writer_pid
 
-    def may_be_mapped(self, version: Version) -> bool:
-        return version.is_local and self._contents.kernel.may_have_stored(version)
+    def may_have_changed(self, version: Version) -> bool:
+        return version.is_local and self._contents.kernel.may_have_changed(version)
 
     def restaged(self, version: Version, before: str) -> None:
         self._contents.restaged(version, before)

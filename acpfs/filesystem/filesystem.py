@@ -146,12 +146,7 @@ class FileSystem:
         self._open.restore()
         self._directories.restore()
         earlier = self._parts.contents.earlier
-        earlier.find(
-            [
-                *self._parts.contents.kernel.left_open(),
-                *self._handles.kept.former_targets(),
-            ]
-        )
+        self._parts.contents.find_earlier_writers(self._handles.kept.former_targets())
         for node in self._table:
             node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:

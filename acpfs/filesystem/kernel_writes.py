@@ -114,6 +114,8 @@ class KernelWrites:
         """Versions that share, or have shared, their bytes with a file that could be mapped to
         write.
         """
+        self._of_dead: set[VersionId] = set()
+        """Those with a file that programs of an earlier session could write."""
 
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file since it was marked; whether it wrote
@@ -371,6 +373,7 @@ class KernelWrites:
         """Nobody needs the version any more."""
         self._guards.pop(version.vid, None)
         self._mappable.discard(version.vid)
+        self._of_dead.discard(version.vid)
 
     def is_changing(self, version: Version) -> bool:
         """Whether its file is being marked behind a write that is under way."""
@@ -382,11 +385,17 @@ class KernelWrites:
         marking = None if guard is None else guard.marking
         return None if marking is None or marking.done() else marking
 
-    def may_have_stored(self, version: Version) -> bool:
-        """Whether somebody may have stored to the version's bytes through a mapping; also when
-        nobody has the file open any more.
+    def may_have_changed(self, version: Version) -> bool:
+        """Whether somebody may have changed the version's bytes without a trace, through a mapping
+        or with a session that is over; also when nobody has the file open any more.
         """
-        return version.vid in self._mappable and self.has_trace(self._tier.stat(version.tier_id))
+        return version.vid in self._of_dead or (
+            version.vid in self._mappable and self.has_trace(self._tier.stat(version.tier_id))
+        )
+
+    def of_dead_session(self, versions: Iterable[Version]) -> None:
+        """Programs of an earlier session may have written to these since they were made."""
+        self._of_dead.update(version.vid for version in versions)
 
     def still_frozen(self, version: Version) -> bool:
         """Whether the version's bytes are what they were.

@@ -101,9 +101,9 @@ class Listener(Protocol):
         """
         ...
 
-    def may_be_mapped(self, version: Version) -> bool:
-        """Whether something may have been stored to its bytes through a mapping, which leaves no
-        trace: what an earlier stream read is no proof of what they are.
+    def may_have_changed(self, version: Version) -> bool:
+        """Whether its bytes may have changed without a trace, through a mapping or by programs of
+        an earlier mount: what an earlier stream read is no proof of what they are.
         """
         ...
 

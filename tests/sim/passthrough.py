@@ -396,7 +396,6 @@ class Passthrough:
         """One write(2), or a store through a mapping."""
         self._trace.note("kernel", "writes for nobody", (dead.tier_id, at, len(data)))
         self.writes_for_nobody += 1
-        MACHINE.is_written_for_nobody = True
         if dead.mapping is not None and at + len(data) <= dead.mapping.size:
             dead.mapping.store(at, data)
             return

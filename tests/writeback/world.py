@@ -131,7 +131,7 @@ class ListenerDouble:
     def held_up_by(self, version: Version) -> int | None:
         return None
 
-    def may_be_mapped(self, version: Version) -> bool:
+    def may_have_changed(self, version: Version) -> bool:
         return False
 
     def restaged(self, version: Version, before: str) -> None:

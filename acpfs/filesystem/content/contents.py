@@ -1123,6 +1123,18 @@ class Contents:
         """How many of the first bytes versions still need."""
         return 0 if node.body.is_cold else self._versions.frozen_bytes(node.body.tier)
 
+    def find_earlier_writers(self, targets: Iterable[tuple[Ino, TierId]]) -> None:
+        """Which tier files programs of an earlier session can write still, before anything is
+        served; what versions they may have written to.
+
+        `targets`: nodes with tier files that were open with it.
+        """
+        candidates = [*self.kernel.left_open(), *targets]
+        self.earlier.find(candidates)
+        # also where nobody can any more: until the mount began they could
+        for tier_id in {*self.earlier, *(tier_id for _ino, tier_id in candidates)}:
+            self.kernel.of_dead_session(self._versions.on(tier_id))
+
     def watch_again(self, node: Node, *, versions_too: bool) -> None:
         """After a takeover: the kernel has been writing all the time.
 

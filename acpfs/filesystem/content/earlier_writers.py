@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 from acpfs.backing.calls import CallPool
@@ -80,6 +80,10 @@ class EarlierWriters:
     def follow(self, resized: Callable[[Ino], None]) -> None:
         """Call this with each file of which the kernel may know another length."""
         self._resized = resized
+
+    def __iter__(self) -> Iterator[TierId]:
+        """These tier files."""
+        return iter(list(self._files))
 
     def may_write(self, tier_id: TierId) -> bool:
         """Whether the tier file is one of them."""

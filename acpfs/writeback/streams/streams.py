@@ -448,7 +448,7 @@ class Streamer:
         differed = False
         while True:
             with self._lock:  # once, for small files stand in line here
-                if self._listener.may_be_mapped(stream.version):
+                if self._listener.may_have_changed(stream.version):
                     stream.version.digest = ""
                 renewals = stream.version.renewals
                 size = stream.version.size

@@ -132,7 +132,7 @@ LANE_BUGS = [
         "mapped-digest-believed",
         "an earlier checksum is believed of a version that may have been stored to",
         "writeback/streams/streams.py",
-        "                if self._listener.may_be_mapped(stream.version):\n",
+        "                if self._listener.may_have_changed(stream.version):\n",
         "                if False:\n",
         ONLY_LANE,
     ),
