@@ -9,7 +9,7 @@ before it began.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.sim.shown import (
@@ -108,6 +108,10 @@ class Told:
         """All that were, at some time."""
         self.may_remove_early = False
         """The storage is full: deletions make room, so they may pass what waits for that."""
+        self.let_go: set[bytes] = set()
+        """Files that had no name any more when their writer died with the machine: of one that
+        outgrew RAM the place of an earlier fsync goes with it (S435), and nothing waits for that.
+        """
 
     @property
     def now(self) -> Shown:
@@ -210,7 +214,9 @@ class Told:
                 return
         if self._halfway_from(shown, self.at) >= 0:
             return
-        if self.may_remove_early and self._lacks_only_removed(shown):
+        if self.may_remove_early and self._but_for_removed(shown) >= 0:
+            return
+        if self.let_go and self._but_for_removed(shown, self.let_go) >= 0:
             return
         if self._is_pending(shown):
             self.pending_was_shown = True
@@ -292,22 +298,24 @@ class Told:
                 self.became.setdefault(content, self.became[self.now[path]])
         self.moments[-1] = replace(self.moments[-1], shown=now)
 
-    def _lacks_only_removed(self, shown: Shown) -> bool:
-        """It is a moment but for names that were removed at later ones, or halfway from that to a
-        later one.
+    def _but_for_removed(self, shown: Shown, among: Collection[bytes] | None = None) -> int:
+        """The latest moment that it is but for names that were removed at later ones, or halfway
+        from that to a later one; -1: none. `among`: but for these names alone.
         """
         later = [moment.contents for moment in self.moments[self.at :]]
         later += [] if self.pending is None else [self.pending.contents]
-        for at, moment in enumerate(later):
+        for at in reversed(range(len(later))):
             removed = {
                 path: content
-                for path, content in moment.items()
-                if path not in shown and any(path not in one for one in later[at + 1 :])
+                for path, content in later[at].items()
+                if path not in shown
+                and (among is None or path in among)
+                and any(path not in one for one in later[at + 1 :])
             }
             filled = {**shown, **removed}
-            if filled == moment or self._halfway_from(filled, self.at + at) >= 0:
-                return True
-        return False
+            if filled == later[at] or self._halfway_from(filled, self.at + at) >= 0:
+                return self.at + at
+        return -1
 
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
@@ -326,7 +334,12 @@ class Told:
         if self._is_pending(shown):
             return len(self.moments)
         found = [at for at in range(self.at, len(self.moments)) if self._is_shown(at, shown)]
-        return found[-1] if found else self._halfway_from(shown, self.at)
+        if found:
+            return found[-1]
+        halfway = self._halfway_from(shown, self.at)
+        if halfway < 0 and self.let_go:
+            return self._but_for_removed(shown, self.let_go)
+        return halfway
 
     def nearest(self, shown: Shown, least: int | None = None) -> str:
         """For people: what it is like."""

@@ -1271,6 +1271,7 @@ class Program:
     def died(self, got: Shown) -> None:
         """It died with its machine; this is what the mount shows since, without halves."""
         self.told.count_closes(got)
+        self.told.let_go |= {file.path.encode() for file in self.nameless}
         self.open.clear()
         self.nameless.clear()
         self.mapped.clear()
