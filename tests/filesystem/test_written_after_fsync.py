@@ -204,3 +204,47 @@ def test_what_is_stored_through_a_mapping_is_no_damage_where_the_stream_is_repea
         budget_bytes=128 << 20,
         max_dirty_age_s=0,
     )
+
+
+@pytest.mark.clause("S506", "S517")
+def test_what_a_dead_session_wrote_is_no_damage_where_the_stream_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program writes on when all of acpfs was killed, and somebody tidies up the staging area:
+    an alarm would have what comes behind it go first.
+    """
+    synced = b"s" * LARGE
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        is_lost = trio.Event()
+        async with world(
+            tmp_path, hold=False, unknown_bytes=1 << 20, budget_bytes=128 << 20, max_dirty_age_s=0
+        ) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            opened, _attributes = await w.create(b"f")
+            assert opened.lane is Lane.PASSTHROUGH
+            theirs = os.open(f"/proc/self/fd/{opened.backing_fd}", os.O_WRONLY)
+            os.pwrite(theirs, synced, 0)
+            staged = w.engine._streamer._staged
+
+            def loses_it(stream: Stream, name: str, *rest: Any) -> None:
+                w.engine.hold(True)  # before it could be committed
+                staged(stream, name, *rest)
+                os.unlink(next(w.backing.rglob(os.path.basename(name))))
+                trio.from_thread.run_sync(is_lost.set, trio_token=token)
+
+            monkeypatch.setattr(w.engine._streamer, "_staged", loses_it)
+            await w.do(w.fs.fsync(opened.handle, False))
+            with trio.fail_after(60):
+                await is_lost.wait()
+        os.pwrite(theirs, b"later", 0)
+        os.close(theirs)
+        async with world(tmp_path, hold=False, budget_bytes=128 << 20) as w:
+            with trio.fail_after(60):
+                while not (w.backing / "f").exists():
+                    assert not w.engine.statistics().parked
+                    await trio.sleep(0.01)
+            assert (w.backing / "f").read_bytes() == b"later" + synced[5:]
+
+    trio.run(main)
