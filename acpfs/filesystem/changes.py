@@ -454,6 +454,8 @@ class Changes:
             self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
         if node is not None and op.kind is OpKind.STORE and op.ino in self._table:
+            if stat is not None and node.body.is_only_backing and not self._log.pending_of(op.ino):
+                node.size = stat.size  # an earlier acpfs may have known less than was written
             self._contents.stored(node)
         self._catalogue.done(op, persisted=True)
 

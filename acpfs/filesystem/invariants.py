@@ -143,6 +143,19 @@ class Invariants:
                 "its newest version is not on the backing directory, and its content would be "
                 "read from there"
             )
+        if (
+            node.is_file
+            and node.names
+            and body.is_clean
+            and not versions
+            and node.identity is not None
+            and node.size != node.identity[1]
+            and body.busy is None
+        ):
+            yield (
+                f"nobody has changed it, and it has {node.size} bytes, where the backing directory "
+                f"has {node.identity[1]}"
+            )
         if body.sealed and not any(version.staging_name == body.staging for version in versions):
             yield "it waits for a version of it that is not in the log"
 

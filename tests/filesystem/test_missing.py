@@ -93,6 +93,7 @@ def test_what_was_not_persisted_is_named_and_can_be_given_up(tmp_path: Path) -> 
         await drained_but_for_the_lost(w)
         assert w.engine.discard([op.seq for op in w.log.parked()]) == 1
         found = await w.do(w.fs.lookup(ROOT, b"lost"))
+        assert found.size == len(b"old")
         assert await w.read(found.ino) == b"old"
         data = tmp_path / "tier/data"
         assert w.tier.used_bytes == sum(file.stat().st_blocks * 512 for file in data.iterdir())

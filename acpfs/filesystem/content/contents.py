@@ -767,6 +767,13 @@ class Contents:
             self._mended(node, body)
         return has_taken
 
+    def brought_up_cut(self, node: Node) -> None:
+        """What was brought up in this step is only the file's first bytes, and it is to have no
+        more: nothing of it is to be kept for a version, and no byte will change.
+        """
+        node.body.writing = Writing.WHOLE
+        self._modified(node, node.body)
+
     async def empty(self, node: Node, *, opens: bool = False) -> bool:
         """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so
         that nothing is copied. Whether there was anything.
@@ -1087,6 +1094,10 @@ class Contents:
             and node.body.is_on(version)
         ):
             self.drop(node)
+            if node.identity is not None and node.size != node.identity[1]:
+                # It was given up: the file is what was persisted before it.
+                _number, node.size, node.mtime_ns, _ctime = node.identity
+                self._table.ask_anew(node)
 
     async def mark(self, node: Node) -> None:
         """Take over what the kernel wrote, have its later writes leave a trace.

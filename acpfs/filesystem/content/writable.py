@@ -234,8 +234,15 @@ class Writable:
             self._contents.create(node)
             self._table.touch(node)
             return has_taken
+        before = node.size
         if size:
             await self.ensure(node, size)
+        if node.size == size < before and node.body.is_clean:
+            # No more than that was brought up. It is a change in this very step: else a kill, or an
+            # error of the next call, would leave what nobody has changed, and is not what the
+            # backing directory has.
+            self._contents.brought_up_cut(node)
+            return True
         return await self._contents.truncate(node, size, opens=opens)
 
     async def persisted(self, node: Node) -> None:
