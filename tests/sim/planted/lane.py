@@ -139,9 +139,9 @@ LANE_BUGS = [
     Bug(
         "dead-writers-unseen",
         "nobody looks who of a dead session can still write",
-        "filesystem/filesystem.py",
-        "        earlier.find(\n            [\n",
-        "        earlier.find(\n            []\n            and [\n",
+        "filesystem/content/contents.py",
+        "        self.earlier.find(candidates)\n",
+        "        self.earlier.find([])\n",
         ONLY_LANE,
     ),
     Bug(
