@@ -529,6 +529,36 @@ def test_the_next_worker_knows_how_far_pages_reach_behind_the_end(
     trio.run(main)
 
 
+@pytest.mark.clause("S493")
+@pytest.mark.parametrize("size", [0, 24 * PAGE])
+def test_pages_behind_the_end_count_no_more_once_the_file_was_cut(
+    base: Path, monkeypatch: pytest.MonkeyPatch, seed: int, size: int
+) -> None:
+    monkeypatch.setattr(admission, "MARGIN_BYTES", 16 * PAGE)
+    story = Story(Random(seed), WhenFull.WAIT)
+
+    async def main() -> None:
+        async with world(base, budget_bytes=PAGES * PAGE, session="s") as story.w:
+            story.w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            story.locks = Locks(story.w)
+            opened, made = await story.create(story.new_name("map"))
+            if opened.lane is not Lane.PASSTHROUGH:
+                pytest.skip(f"other programs have the machine's memory: {opened.lane}")
+            one = story.take(opened, made.ino, os.O_RDWR)
+            one.is_firm = True
+            assert await story.resize(one, 48 * PAGE) == "done"
+            behind = (FALLOC_KEEP_SIZE, 1000 * PAGE, 100 * PAGE)
+            await story.w.do(story.w.fs.fallocate(opened.handle, *behind))
+            assert await story.resize(one, size) == "done"
+            assert await story.resize(one, 900 * PAGE) == "done"
+            await story.w.do(story.w.fs.fallocate(opened.handle, 0, 0, 500 * PAGE))
+            story.check("looked at")
+            assert story.kept(one.ino) == needed(one)
+            await story.close(story.open.pop())
+
+    trio.run(main)
+
+
 def test_a_look_at_the_length_gives_no_room_away_that_another_call_has_for_its_own(
     base: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -761,6 +761,8 @@ class Contents:
             await self._truncate_overflow(node, body, size)
         else:
             await self.locking(body, os.ftruncate, size)
+            if has_taken and node.body is body:
+                self._room.unseen.cut(node, size)
             self._settle(node, body)
         self._modified(node, body)
         if size <= body.failed_at:
@@ -813,6 +815,7 @@ class Contents:
                 has_taken = await self.locking(body, _emptied) or has_taken
             else:
                 await self.locking(body, os.ftruncate, 0)
+            self._room.unseen.cut(node, 0)
             self._settle(node, body)
         self._mended(node, node.body)
         self._modified(node, node.body)
@@ -870,6 +873,8 @@ class Contents:
             finally:
                 body.let_go()
         finally:
+            if takes and keep_size:
+                own.allocates(node, offset + length)  # again: it may have been emptied meanwhile
             self._tier.release(wanted, node.ino)
         if changes:
             self._modified(node, body)

@@ -297,6 +297,12 @@ class UnseenRoom:
         if account is not None:
             account.allocated_to = max(account.allocated_to, _whole_pages(end))
 
+    def cut(self, node: Node, size: int) -> None:
+        """The file was made so long, which is shorter: there are no pages behind that any more."""
+        account = self._accounts.get(node.ino)
+        if account is not None:
+            account.allocated_to = min(account.allocated_to, _whole_pages(size))
+
     def trim(self, node: Node) -> None:
         """The file may be shorter now, or did not become longer after all: what was reserved for
         that, beyond what was promised, goes.
