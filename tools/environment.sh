@@ -20,6 +20,11 @@ need_programs() {
     install_packages ${missing[@]+"${missing[@]}"}
 }
 
+# As need_programs, but goes on without them.
+want_programs() {
+    (need_programs "$@") || say "goes on without $*"
+}
+
 install_packages() {
     [ $# -gt 0 ] || return 0
     command -v apt-get >/dev/null 2>&1 ||
