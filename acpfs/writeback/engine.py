@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -70,6 +71,10 @@ SHORT_SHARE = 4
 _log = get_logger(__name__)
 
 
+def _at_once(action: Callable[[], None]) -> None:
+    action()
+
+
 class Engine:
     """Runs the operation log: streams ahead in parallel, commits in order."""
 
@@ -103,6 +108,10 @@ class Engine:
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s, runtime)
         self._calls.health.retries_every(settings.retry_delay_max_s)
         self._garbage = Garbage(lower, self._calls.streams)
+        # A journal may lag: after a loss of RAM it would name a staging file that is gone, of a
+        # version of which nobody has a copy.
+        mirror = None if spill is None else spill.mirror
+        self._when_safe = _at_once if mirror is None else mirror.when_safe
         self._spares = Spares(parts, self._garbage.remove_nowait)
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s, runtime)
@@ -618,7 +627,7 @@ class Engine:
             and not self._spares.given_up(op.version)
             and op.version.staging_name
         ):
-            self._garbage.remove_nowait(op.version.staging_name)
+            self._when_safe(partial(self._garbage.remove_nowait, op.version.staging_name))
         self._listener.dropped(op)
 
     def _supersede(self, op: Op) -> list[Op]:

@@ -37,6 +37,7 @@ from tests.filesystem.world import run as in_world
 pytestmark = pytest.mark.clause("S152")
 
 MIB = 1 << 20
+SMALL = 200_000
 
 
 def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
@@ -730,5 +731,54 @@ def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_woul
             run(tmp_path, before)
         lose_ram(tmp_path)
         run(tmp_path, after)
+    finally:
+        journal.end()
+
+
+class MakesNone(BackingDirectory):
+    """No directory, and so nothing that comes after one."""
+
+    def mkdir(self, path: LowerPath) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_staging_file_stays_while_the_journal_names_it(tmp_path: Path) -> None:
+    """It is all that there is of a version without a copy, which a later one has replaced since."""
+    journal = StuckJournal(lambda _batch: True)
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        made.engine.hold(False)
+        ino = await made.write(b"f", b"1" * SMALL)
+        staging = made.backing / ".acpfs" / "staging" / "test"
+
+        def is_staged() -> bool:
+            op = made.log.last_of(ino)
+            return op is not None and op.version is not None and op.version.is_staged
+
+        await until(made, is_staged)
+        (first,) = [one for one in staging.iterdir() if one.stat().st_size == SMALL]
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        await until(made, lambda: mirror.statistics().state == "on")
+        await all_mirrored(made)
+        journal.begin(made)
+        await made.write(b"f", b"2" * SMALL)
+        await until(made, lambda: journal.is_stuck.is_set())
+        await until(made, lambda: len(made.log.pending_of(ino)) == 1 and is_staged())
+        await until(made, lambda: not made.engine._garbage._under_way)
+        assert first.exists()
+
+    async def after(made: World) -> None:
+        found = await made.do(made.fs.lookup(ROOT, b"f"))
+        assert await made.read(found.ino, SMALL) == b"1" * SMALL
+
+    try:
+        with journal.installed(), pytest.MonkeyPatch.context() as patch:
+            # nothing is committed that it would wait for
+            patch.setattr(Mirror, "before", lambda _self, _op: None)
+            run(tmp_path, before, spill_budget=1, make_lower=MakesNone)
+        lose_ram(tmp_path)
+        run(tmp_path, after, spill_budget=1)
     finally:
         journal.end()
