@@ -75,8 +75,8 @@ class Story:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def run(self, **more: str) -> int:
-        with self.begun(**more) as process:
+    def run(self) -> int:
+        with self.begun() as process:
             return process.wait(LIMIT_S)
 
 
