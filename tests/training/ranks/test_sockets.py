@@ -59,6 +59,9 @@ def _waiting(rank: int, directory: Path, *, learned: bool) -> None:
     assert other.recv(100) == b"still there"
 
 
+# Not in CI: once, on a busy machine, a rank stayed in the all-reduce for 240 s, and it is not known
+# why. T44 is held there by test_gasp_circumstances.
+@pytest.mark.long
 @pytest.mark.clause("T44")
 @pytest.mark.parametrize("learned", [True, False])
 def test_out_of_a_collective(tmp_path: Path, learned: bool) -> None:
