@@ -178,14 +178,26 @@ def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
     assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == []
 
 
+def _behind(file: Path, within: Path) -> Path:
+    """A new directory whose inode number is higher; a file system may give lower ones anew."""
+    for number in range(1000):
+        directory = within / f"d{number}"
+        directory.mkdir()
+        if directory.stat().st_ino > file.stat().st_ino:
+            return directory
+    raise AssertionError("no higher number in 1000 directories")
+
+
 def test_a_start_drops_directories_that_were_kept_for_a_file(tmp_path: Path) -> None:
     """The file was open in an earlier mount; its directory is looked at behind it, and has gone
     with it by then.
     """
     (tmp_path / "backing").mkdir()
-    (tmp_path / "backing/f").write_bytes(b"bytes")
-    (tmp_path / "backing/d").mkdir()
-    (tmp_path / "backing/f").rename(tmp_path / "backing/d/f")
+    file = tmp_path / "f"
+    file.write_bytes(b"bytes")
+    directory = _behind(file, tmp_path)
+    file.rename(directory / "f")
+    directory.rename(tmp_path / "backing/d")
 
     async def main() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:

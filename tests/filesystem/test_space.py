@@ -57,6 +57,7 @@ def test_what_the_backing_directory_has_not_got_yet_is_not_free(tmp_path: Path) 
         assert await free_bytes(w) == 5 * MIB, "counted once"
         await w.drained()
         assert await free_bytes(w) == 5 * MIB, "its answer is of before"
+        await w.at_rest()
         now[0] += 10
         assert await free_bytes(w) == 10 * MIB, "what is there has been taken from what is told"
         await w.close(opened)
@@ -91,6 +92,7 @@ def test_what_has_just_arrived_there_is_not_free_again(tmp_path: Path) -> None:
         assert await free_bytes(w) == 8 * MIB
         assert await free_bytes(w) == 8 * MIB
         assert disk(w).asked == asked, "many that look while it drains do not ask it each"
+        await w.at_rest()
         now[0] += 10
         assert await free_bytes(w) == 8 * MIB
         assert disk(w).asked == asked + 1
@@ -123,6 +125,7 @@ def test_what_was_heard_long_ago_is_asked_for_anew(tmp_path: Path) -> None:
         assert await free_bytes(w) == 10 * MIB
         disk(w).blocks = 256
         assert await free_bytes(w) == 10 * MIB
+        await w.at_rest()
         now[0] += 1800
         assert await free_bytes(w) == MIB
 
@@ -137,6 +140,7 @@ def test_a_storage_that_hangs_is_asked_once_and_what_was_heard_is_told(tmp_path:
         asked = disk(w).asked
         disk(w).hangs = hangs = threading.Event()
         disk(w).blocks = 256
+        await w.at_rest()
         now[0] += 1800
         try:
             assert await free_bytes(w) == 10 * MIB
@@ -169,6 +173,7 @@ def test_a_storage_that_does_not_say_leaves_what_was_heard(
     async def scenario(w: World) -> None:
         with monkeypatch.context() as changed:
             changed.setattr(Disk, "space", fails)
+            await w.at_rest()
             now[0] += 1800
             assert await free_bytes(w) == 10 * MIB
         disk(w).blocks = 256
@@ -192,12 +197,14 @@ def test_saves_that_replace_each_other_use_up_nothing_where_the_storage_does_not
     async def scenario(w: World) -> None:
         assert await free_bytes(w) == 10 * MIB
         monkeypatch.setattr(Disk, "space", fails)
+        await w.at_rest()
         now[0] += 10
         for left in (6, 2, 0):
             await w.write(b"save", b"x" * 4 * MIB)
             await w.drained()
             assert await free_bytes(w) == left * MIB
         assert await free_bytes(w) == 0, "it may be as full as that"
+        await w.at_rest()
         now[0] += 300
         assert await free_bytes(w) == 10 * MIB
         w.engine.hold(True)

@@ -179,6 +179,19 @@ class World:
             await settled(self.tier.calls.submit(tier_id, int))
         return count
 
+    async def at_rest(self) -> None:
+        """Until no call on the backing directory is under way or waits for a thread: before a test
+        sets the clock forward, for which one that is under way then has been out so long.
+        """
+
+        def is_at_rest() -> bool:
+            found = [pool.statistics() for pool in self.calls.all()]
+            return not any(one.in_flight or one.waiting for one in found)
+
+        with trio.fail_after(60):
+            while not is_at_rest():  # noqa: ASYNC110 - threads have no trio event to set
+                await trio.sleep(0.001)
+
     async def drained(self) -> None:
         """Until everything that was logged is persisted."""
         self.engine.hold(False)
