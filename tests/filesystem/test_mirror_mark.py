@@ -7,7 +7,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
@@ -21,7 +21,7 @@ from acpfs.ram.state import StateDatabase, Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import ROOT, Ino, TierId
 from acpfs.writeback.copies.journal_marks import read_mark
-from acpfs.writeback.copies.journal_place import Journal
+from acpfs.writeback.copies.journal_place import Journal, JournalSite
 from acpfs.writeback.copies.on_disk import DiskJournal, DiskPlace, log_name
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
@@ -30,6 +30,7 @@ from tests.rig.runtime import REAL
 
 pytestmark = pytest.mark.clause("S152")
 WAIT_S = 120.0
+HOLDER_WAIT_S = 0.1
 
 
 class HangingMarks(BackingDirectory):
@@ -64,8 +65,44 @@ class Made:
         return (read_mark(self.lower, "test") or {}).get("token", "")
 
 
+class Elsewhere:
+    """A site beside which no copies are made, as the storage is one beside a holder."""
+
+    has_copies = False
+
+    def __init__(self, place: DiskPlace) -> None:
+        self._place = place
+
+    def begin(self, token: str, snapshot: sqlite3.Connection) -> Journal:
+        return self._place.begin(token, snapshot)
+
+
+class TwoSites(DiskPlace):
+    """The journal goes on elsewhere as soon as it has to, as that of a holder does."""
+
+    def __init__(self, directory: SpillDirectory) -> None:
+        super().__init__(directory)
+        self.elsewhere: Elsewhere | None = None
+
+    @property
+    def site(self) -> JournalSite:
+        return self.elsewhere or self
+
+    def goes_elsewhere(self, _failed: JournalSite | None) -> bool:
+        if self.elsewhere is not None:
+            return False
+        self.elsewhere = Elsewhere(self)
+        return True
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Made]:
+    with mirror_over(tmp_path, DiskPlace) as one:
+        yield one
+
+
+@contextmanager
+def mirror_over(tmp_path: Path, place: Callable[[SpillDirectory], DiskPlace]) -> Iterator[Made]:
     for name in ("backing", "tier", "spill"):
         (tmp_path / name).mkdir()
     lower = HangingMarks(tmp_path / "backing", "test", REAL)
@@ -74,7 +111,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test", REAL.chance)
     directory.prepare()
     mirror = Mirror(
-        DiskPlace(directory), state, log, lower, "test", REAL, replace(DISK_PATIENCE, wait_s=WAIT_S)
+        place(directory), state, log, lower, "test", REAL, replace(DISK_PATIENCE, wait_s=WAIT_S)
     )
     with closing(state):
         yield Made(mirror, state, log, lower, directory, RLock())
@@ -187,6 +224,93 @@ def test_journals_that_fail_one_after_the_other_have_the_time_of_one(
         wait_until(lambda: made.mirror.statistics().why == "no room")
     made.mirror.before(stored(made, 2))  # and waits no longer
     assert made.mark() == ""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Made]:
+    """What is copied to a holder: the journal may go on at the storage."""
+    with mirror_over(tmp_path, TwoSites) as one:
+        one.mirror._patience = replace(one.mirror._patience, waits_for_next=True)
+        yield one
+
+
+def look_until_done(made: Made, ahead: threading.Thread) -> None:
+    """Begin journals, as the daemon does each second, until who waits ahead of an operation may
+    carry it out.
+    """
+
+    def is_done() -> bool:
+        with made.lock:
+            made.mirror.look()
+        return not ahead.is_alive()
+
+    wait_until(is_done)
+
+
+@pytest.mark.clause("S601")
+def test_a_journal_that_fails_before_it_is_marked_gives_up_no_copy_beside_the_one_before(
+    holder: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has become long and is begun anew, and the holder goes just then: what it has
+    been told is needed still, and goes on with a journal on the storage.
+    """
+    first = marked(holder)
+    holder.mirror.before(stored(holder, 1))
+    with holder.lock:
+        holder.mirror.look()  # what was needed at the mount's beginning is not needed any more
+
+    def refuse(_token: str, _snapshot: sqlite3.Connection) -> Journal:
+        monkeypatch.undo()
+        raise OSError("the connection was lost")
+
+    monkeypatch.setattr(holder.mirror, "_seed", refuse)
+    holder.mirror._outage.wait_s = HOLDER_WAIT_S
+    with holder.lock:
+        holder.mirror.begin()
+    wait_until(lambda: holder.mirror.statistics().why == "the connection was lost")
+    ahead = threading.Thread(target=holder.mirror.before, args=(stored(holder, 2),))
+    ahead.start()
+    look_until_done(holder, ahead)
+    assert holder.mark() not in ("", first)
+    assert holder.mirror.statistics().state == "away"
+    assert "{}" not in [text.strip() for text in holder.lower.written]
+
+
+@pytest.mark.clause("S601")
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_storage_that_is_slow_is_no_reason_to_give_up_what_was_copied(
+    holder: Made, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The drain waits on it anyway; but not for ever for a journal alone."""
+    marked(holder)
+    holder.mirror.before(stored(holder, 1))
+    is_waited_for = threading.Event()
+    is_over = threading.Event()
+    wait = holder.mirror._wait
+    seed = holder.mirror._seed
+
+    def noted(token: str, condition: Callable[[], bool]) -> bool:
+        if not holder.mirror._has_copies():
+            is_waited_for.set()
+        return wait(token, condition)
+
+    def late(token: str, snapshot: sqlite3.Connection) -> Journal:
+        assert is_waited_for.wait(WAIT_S)
+        is_over.wait(5 * HOLDER_WAIT_S if answers else WAIT_S)
+        return seed(token, snapshot)
+
+    monkeypatch.setattr(holder.mirror, "_wait", noted)
+    monkeypatch.setattr(holder.mirror, "_seed", late)
+    holder.mirror._outage.wait_s = HOLDER_WAIT_S
+    holder.mirror._patience = replace(
+        holder.mirror._patience, elsewhere_wait_s=WAIT_S if answers else HOLDER_WAIT_S
+    )
+    holder.mirror.broken()
+    ahead = threading.Thread(target=holder.mirror.before, args=(stored(holder, 2),))
+    ahead.start()
+    look_until_done(holder, ahead)
+    is_over.set()
+    assert bool(holder.mark()) == answers
 
 
 class Hanging:

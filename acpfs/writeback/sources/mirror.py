@@ -56,7 +56,7 @@ class Patience:
     what: str
     """It is, for people."""
     wait_s: float
-    """The drain waits no longer for it than this; then there is no mirror."""
+    """The drain waits no longer for it than this; then there is no mirror, or it is elsewhere."""
     rest_s: float
     """After that, until the journal is begun anew."""
     complaint: str
@@ -64,6 +64,10 @@ class Patience:
     waits_for_next: bool = False
     """Whether the drain waits, within `wait_s` of a failure, for the next journal: it comes sooner
     than a disk is mended, and what counts as copied does so until the mark is withdrawn.
+    """
+    elsewhere_wait_s: float = 60.0
+    """The same as `wait_s` for a journal on the storage, on which the drain waits anyway: one that
+    is slow alone is no reason to give up what was told to be copied.
     """
 
 
@@ -157,6 +161,10 @@ class Mirror:
         self._token = ""
         self._site: JournalSite | None = None
         """Where the journal of that token is."""
+        self._counts_with_copies = False
+        """Whether copies are made beside the journal that this worker began and the mark names,
+        which may be one before the one that is written now.
+        """
         self._needed_until = operations.last_seq
         """Of operations up to this one others may have been told that they are copied."""
         self._is_needed = True
@@ -324,7 +332,9 @@ class Mirror:
             return
         self._stage = JournalStage.OFF
         self._why = why or "?"
-        if self._mark.token == token and self._has_copies():
+        if self._mark.token and self._counts_with_copies:
+            # also where the one that failed was to be marked yet: what was told to be copied is
+            # beside an earlier one
             self._needed_until = self._operations.last_seq
             self._is_needed = True
         self._outage.failed(waited_s)
@@ -470,18 +480,22 @@ class Mirror:
         with self._changed:
             self._wanted = self._logged
             self._changed.notify_all()
-            met = self._changed.wait_for(
-                lambda: not self._is_written(token) or condition(), self._outage.wait_s
-            )
+            is_elsewhere = self._site is not None and not self._has_copies()
+            wait_s = self._patience.elsewhere_wait_s if is_elsewhere else self._outage.wait_s
+            what = "storage" if is_elsewhere else self._patience.what
+            met = self._changed.wait_for(lambda: not self._is_written(token) or condition(), wait_s)
             if not met:
-                self._fail_locked(
-                    token, f"the {self._patience.what} does not answer", self._outage.wait_s
-                )
+                self._fail_locked(token, f"the {what} does not answer", wait_s)
             return self._is_written(token)
 
     def _set_mark(self, token: str) -> None:
+        with self._changed:
+            # another one may have been begun since, perhaps elsewhere: then it is taken for one
+            # with copies, and nothing is given up too early
+            has_copies = self._has_copies() or token != self._token
         self._mark.put(token)
         with self._changed:
+            self._counts_with_copies = has_copies
             self._outage.is_over()
         self._unknown.stands_alone()
         self._run_after()
