@@ -112,7 +112,8 @@ class Engine:
         # version of which nobody has a copy.
         mirror = None if spill is None else spill.mirror
         self._when_safe = _at_once if mirror is None else mirror.when_safe
-        self._spares = Spares(parts, self._garbage.remove_nowait)
+        # a spare is written to, which a version that the journal names must not be
+        self._spares = Spares(parts, self._garbage.remove_nowait, reuses_given_up=mirror is None)
         equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s, runtime)
         self._scheduler = Scheduler(give_way, settings.bandwidth, settings.streams, runtime)
@@ -269,7 +270,7 @@ class Engine:
         self._manifest.manifest.load()
         found = self._lower.list_staging()
         kept = self._lower.list_kept()
-        with self._lock:
+        with self.section():
             self.guard.found_kept(kept)
             versions = [op.version for op in self._ops if op.version is not None]
             needed = {
@@ -278,9 +279,10 @@ class Engine:
                 if version.is_staged or not version.is_local
             }
             needed |= self._listener.staging_in_use()
-        for name in found:
-            if name not in needed and not name.startswith(ASIDE_PREFIX):
-                self._lower.remove_staging(name)
+            for name in found:
+                if name not in needed and not name.startswith(ASIDE_PREFIX):
+                    # the earlier worker's journal may count still, and name it
+                    self._when_safe(partial(self._garbage.remove_nowait, name))
 
     def _appended(self, op: Op) -> None:
         """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter,

@@ -11,7 +11,8 @@ import random
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill_directory import SpillDirectory
-from acpfs.types import ROOT
+from acpfs.types import ROOT, Ino
 from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.journal_place import Journal
@@ -742,43 +743,84 @@ class MakesNone(BackingDirectory):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_staging_file_stays_while_the_journal_names_it(tmp_path: Path) -> None:
-    """It is all that there is of a version without a copy, which a later one has replaced since."""
+def staging_of(made: World) -> Path:
+    return made.backing / ".acpfs" / "staging" / "test"
+
+
+def is_staged(made: World, ino: Ino) -> bool:
+    """Whether all of a file's last version has reached the storage."""
+    op = made.log.last_of(ino)
+    return op is not None and op.version is not None and op.version.is_staged
+
+
+async def replaced_where_the_journal_names_it(
+    made: World, journal: StuckJournal, size: int
+) -> Path:
+    """The staging file of a first version of `f`, of which the journal knows nothing later."""
+    await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+    made.engine.hold(False)
+    ino = await made.write(b"f", b"1" * size)
+    await until(made, lambda: is_staged(made, ino))
+    (first,) = [one for one in staging_of(made).iterdir() if one.stat().st_size == size]
+    mirror = spilling(made).spill.mirror
+    assert mirror is not None
+    await until(made, lambda: mirror.statistics().state == "on")
+    await all_mirrored(made)
+    journal.begin(made)
+    await made.write(b"f", b"2" * size)
+    await until(made, lambda: journal.is_stuck.is_set())
+    await until(made, lambda: len(made.log.pending_of(ino)) == 1 and is_staged(made, ino))
+    await until(made, lambda: not made.engine._garbage._under_way)
+    return first
+
+
+@contextmanager
+def committing_nothing() -> Iterator[None]:
+    """What is committed would wait for the journal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mirror, "before", lambda _self, _op: None)
+        yield
+
+
+async def reads_first(made: World, size: int) -> None:
+    found = await made.do(made.fs.lookup(ROOT, b"f"))
+    assert await made.read(found.ino, size) == b"1" * size
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["one worker", "taken over"])
+def test_a_staging_file_stays_while_the_journal_names_it(
+    tmp_path: Path, is_taken_over: bool
+) -> None:
+    """It is all that there is of a version without a copy, which a later one has replaced since. So
+    it is for the next worker, as long as none of its journals counts.
+    """
     journal = StuckJournal(lambda _batch: True)
 
     async def before(made: World) -> None:
-        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
-        made.engine.hold(False)
-        ino = await made.write(b"f", b"1" * SMALL)
-        staging = made.backing / ".acpfs" / "staging" / "test"
-
-        def is_staged() -> bool:
-            op = made.log.last_of(ino)
-            return op is not None and op.version is not None and op.version.is_staged
-
-        await until(made, is_staged)
-        (first,) = [one for one in staging.iterdir() if one.stat().st_size == SMALL]
-        mirror = spilling(made).spill.mirror
-        assert mirror is not None
-        await until(made, lambda: mirror.statistics().state == "on")
-        await all_mirrored(made)
-        journal.begin(made)
-        await made.write(b"f", b"2" * SMALL)
-        await until(made, lambda: journal.is_stuck.is_set())
-        await until(made, lambda: len(made.log.pending_of(ino)) == 1 and is_staged())
-        await until(made, lambda: not made.engine._garbage._under_way)
+        first = await replaced_where_the_journal_names_it(made, journal, SMALL)
         assert first.exists()
 
-    async def after(made: World) -> None:
-        found = await made.do(made.fs.lookup(ROOT, b"f"))
-        assert await made.read(found.ino, SMALL) == b"1" * SMALL
+    async def next_worker(made: World) -> None:
+        made.engine.hold(False)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        await until(made, lambda: mirror.statistics().why == "no journal")
+        other = await made.write(b"other", b"3" * SMALL)
+        await until(made, lambda: is_staged(made, other))  # so the engine has cleaned up
+        await until(made, lambda: not made.engine._garbage._under_way)
+
+    def refuse(_mirror: Mirror, _token: str, snapshot: sqlite3.Connection) -> Journal:
+        snapshot.close()
+        raise OSError("no journal")
 
     try:
-        with journal.installed(), pytest.MonkeyPatch.context() as patch:
-            # nothing is committed that it would wait for
-            patch.setattr(Mirror, "before", lambda _self, _op: None)
+        with journal.installed(), committing_nothing():
             run(tmp_path, before, spill_budget=1, make_lower=MakesNone)
+            if is_taken_over:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(Mirror, "_seed", refuse)
+                    run(tmp_path, next_worker, spill_budget=1, make_lower=MakesNone)
         lose_ram(tmp_path)
-        run(tmp_path, after, spill_budget=1)
+        run(tmp_path, lambda made: reads_first(made, SMALL), spill_budget=1)
     finally:
         journal.end()

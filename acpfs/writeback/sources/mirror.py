@@ -409,6 +409,8 @@ class Mirror:
 
     def _ahead_of(self, op: Op) -> None:
         self._mark.learn()
+        if self._after and not self._mark.may_name_one:
+            self._run_after()  # what waits until none counts: it is known only now
         with self._changed:
             if self._patience.waits_for_next and self._mark.may_name_one:
                 self._changed.wait_for(

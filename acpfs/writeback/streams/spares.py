@@ -129,8 +129,13 @@ class Spares:
     `take`, `open` and `give_back` are for stream threads, `keep` and `shown` for the commit thread.
     """
 
-    def __init__(self, parts: DrainParts, remove: Callable[[str], None]) -> None:
-        """`remove`: has a staging file removed, on another thread."""
+    def __init__(
+        self, parts: DrainParts, remove: Callable[[str], None], *, reuses_given_up: bool
+    ) -> None:
+        """`remove`: has a staging file removed, on another thread. `reuses_given_up`: whether a
+        version that was given up may become a spare.
+        """
+        self._reuses_given_up = reuses_given_up
         self._lower = parts.lower
         self._lock = parts.lock
         self._is_open = parts.listener.version_of_open_file
@@ -295,6 +300,7 @@ class Spares:
             or not before
             or staged.name != version.staging_name
             or version.ino not in self._shown
+            or not self._reuses_given_up
         ):
             return False
         self._put(version.ino, staged)
