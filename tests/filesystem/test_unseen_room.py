@@ -559,6 +559,41 @@ def test_pages_behind_the_end_count_no_more_once_the_file_was_cut(
     trio.run(main)
 
 
+@pytest.mark.clause("S493")
+@pytest.mark.parametrize("pages", [300, 2 * PAGES])
+def test_a_write_behind_the_end_has_room_for_stores_into_the_hole_first(
+    base: Path, monkeypatch: pytest.MonkeyPatch, seed: int, pages: int
+) -> None:
+    """Or it is refused, and the file is as long as it was: who has it mapped would get SIGBUS."""
+    monkeypatch.setattr(admission, "MARGIN_BYTES", 16 * PAGE)
+    monkeypatch.setattr(lanes, "ARRIVAL_S", 0.0)
+    story = Story(Random(seed), WhenFull.ERROR)
+
+    async def main() -> None:
+        async with world(
+            base, budget_bytes=PAGES * PAGE, session="s", when_full=WhenFull.ERROR
+        ) as story.w:
+            story.w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            story.locks = Locks(story.w)
+            opened, made = await story.create(story.new_name("map"))
+            if opened.lane is not Lane.PASSTHROUGH:
+                pytest.skip(f"other programs have the machine's memory: {opened.lane}")
+            one = story.take(opened, made.ino, os.O_RDWR)
+            one.is_firm = True
+            assert await story.resize(one, 24 * PAGE) == "done"
+            write = story.w.fs.write(opened.handle, (pages - 1) * PAGE, b"x" * PAGE)
+            if pages > PAGES:
+                with pytest.raises(OSError, match="No space left"):
+                    await story.w.do(write)
+            else:
+                assert await story.w.do(write) == PAGE
+            story.check("written")
+            assert os.fstat(one.descriptor).st_size == (24 if pages > PAGES else pages) * PAGE
+            await story.close(story.open.pop())
+
+    trio.run(main)
+
+
 def test_a_look_at_the_length_gives_no_room_away_that_another_call_has_for_its_own(
     base: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
