@@ -104,6 +104,25 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize=with_a_seed,
     )
     settings.load_profile("acpfs")
+    if not hasattr(config, "workerinput"):  # xdist's: those tell the process that has started them
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
+class FailuresAtOnce:
+    """Says which test has failed, and why in a line, when it does: a run that is ended before its
+    time, or looked at, names it, too.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = report.longreprtext.strip() if crash is None else crash.message
+            why = said.partition("\n")[0]
+            reporter.write(f"\nfailed at {report.when}: {report.nodeid}: {why}\n", red=True)
 
 
 @pytest.hookimpl(wrapper=True)
