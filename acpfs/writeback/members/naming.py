@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from acpfs.backing.lower import LowerPath
 
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+"""Bytes that no text has."""
 _NUMBER = re.compile(rb"[0-9]+")
 _NUMBER_ALONE = re.compile(rb"(?<![\w.+-])[0-9]+(?![\w+-]|\.\w)")
 """No part of a name: not the 7 of `step-7`."""
@@ -58,7 +60,11 @@ def are_near(pointer: LowerPath, other: LowerPath) -> bool:
 def may_mention(text: bytes, name: bytes) -> bool:
     """By the name itself, or by a number in it: `latest_checkpointed_iteration.txt` says 1000 of
     `iter_0001000`. `step-100` names no `step-1`, as its number goes on.
+
+    In what is no text (a pickle), a letter or digit behind a name is no part of it.
     """
+    if _BINARY.search(text) and name in text:
+        return True
     whole = (
         rb"(?<![0-9])" if name[:1].isdigit() else rb"",
         re.escape(name),
@@ -72,8 +78,10 @@ def may_mention(text: bytes, name: bytes) -> bool:
 
 def mentions(text: bytes, name: bytes) -> bool:
     """The same, but neither by a part of a name nor by a number in one: `step-1` names no
-    `step-10`, and no `step-7.gasp-1`.
+    `step-10`, and no `step-7.gasp-1`. What is no text is taken as there.
     """
+    if _BINARY.search(text) and name in text:
+        return True
     if re.search(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)", text):
         return True
     numbers = {int(found) for found in _NUMBER_ALONE.findall(text)}
