@@ -149,11 +149,12 @@ class Health:
     @contextlib.contextmanager
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
         """Around one call, in the thread that makes it."""
-        call = CallInFlight(self._clock, pool, label)
         outer = current_call()
-        _here.call = call
         with self._lock:
+            # in one: who sees no call under way knows that the next one begins later
+            call = CallInFlight(self._clock, pool, label)
             self._in_flight.add(call)
+        _here.call = call
         try:
             yield call
         except OSError as error:

@@ -18,8 +18,9 @@ from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
 from acpfs.worker.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wait_gone
+from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, wait_gone
 from tests.rig.processes import Child
+from tests.rig.storage.servers import until
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount]
@@ -154,9 +155,9 @@ def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
         for log in (mount.log, *(mount.runtime_dir / "logs").glob("*.log"))
     )
     killed = mount.kill_worker()  # the next one must know as well
-    mount.wait_status(
-        lambda s: s["worker"]["pid"] != killed and is_mounted(mount.path)
-    )  # libfuse: the mount is made anew
+    mount.wait_status(lambda s: s["worker"]["pid"] != killed)
+    # libfuse: the mount is made anew, and the old one, or none, is there until then
+    until(lambda: os.path.exists(mount.path / "big"), "the file, in the mount that is made anew")
     assert (
         mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
     )
