@@ -245,7 +245,10 @@ class CallPool:
             while not self._waiting and not self._closed:
                 self._came.wait()
             self._idle -= 1
-            return self._waiting.popitem(last=False)[1] if self._waiting else None
+            if self._waiting:
+                return self._waiting.popitem(last=False)[1]
+            self._threads -= 1  # it is closed, and this one ends
+            return None
 
     def _run(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():

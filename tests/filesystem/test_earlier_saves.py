@@ -16,7 +16,7 @@ from acpfs.backing.lower import LowerEntry, LowerPath
 from acpfs.filesystem import earlier_saves
 from acpfs.filesystem.records import Lane
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, is_idle
 from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S248")
@@ -35,7 +35,7 @@ async def looked(w: World) -> None:
     """What was begun to be looked at has been, and was learnt from."""
     pool = w.calls.requests
     with trio.fail_after(60):
-        while pool._waiting or pool._idle < pool._threads:  # noqa: ASYNC110 - threads set no event
+        while not is_idle(pool):  # noqa: ASYNC110 - threads set no event
             await trio.sleep(0.005)
 
 

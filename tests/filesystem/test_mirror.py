@@ -32,7 +32,7 @@ from acpfs.writeback.copies.on_disk import DiskPlace, log_name
 from acpfs.writeback.sources.mirror import JournalStage, Mirror
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, is_idle
 from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S152")
@@ -453,7 +453,7 @@ def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
     async def second(made: World) -> None:
         spill = spilling(made).spill
         await until(made, spill.usable)
-        await until(made, lambda: not spill.making and not spill.calls.statistics().in_flight)
+        await until(made, lambda: not spill.making and is_idle(spill.calls))
 
     async def third(made: World) -> None:
         assert await made.names() == [b"old"]

@@ -23,7 +23,7 @@ from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Directory
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World, run, world
+from tests.filesystem.world import CALLER, World, is_idle, run, world
 from tests.rig.runtime import REAL
 
 SHORT: dict[str, Any] = {"patience_s": 0.05, "attr_timeout_s": 0.0, "backing_timeout_s": 15.0}
@@ -406,7 +406,7 @@ def test_what_was_made_and_forgotten_since_is_not_lost_by_a_late_answer(tmp_path
             w.lower.lstat = late  # type: ignore[method-assign]
             os.unlink(w.backing / "save/new")  # what the late answer will say
             go_on()
-            await until(lambda: not w.calls.requests.statistics().in_flight)
+            await until(lambda: is_idle(w.calls.requests))
             assert w.inner.table[directory].dir.children[b"new"].ino == ino
 
     run(tmp_path, scenario, **SHORT)

@@ -156,7 +156,7 @@ def test_a_storage_that_hangs_is_asked_once_and_what_was_heard_is_told(tmp_path:
         scenario,
         make_lower=Disk,
         runtime=runtime_of(lambda: now[0]),
-        patience_s=0.05,
+        patience_s=1.0,  # a thread that has the time asks meanwhile
     )
 
 

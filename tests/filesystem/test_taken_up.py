@@ -22,7 +22,7 @@ from tests.filesystem.test_hold import BUDGET, Kernel, run
 from tests.filesystem.test_outgrown import MIB
 from tests.filesystem.test_slow_backing import until
 from tests.filesystem.test_waiting_for_the_drain import KILLED, killed
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, is_idle, world
 
 pytestmark = pytest.mark.clause("S181", "S479")
 
@@ -53,7 +53,7 @@ def break_off(w: World, call: Call[Any]) -> None:
 
 async def until_idle(w: World) -> None:
     """Threads announce nothing here."""
-    await until(lambda: not any(one.in_flight for one in w.calls.statistics()))
+    await until(lambda: all(is_idle(pool) for pool in w.calls.all()))
 
 
 @pytest.mark.parametrize(("size", "synced"), [(0, True), (10 * MIB, False), (10 * MIB, True)])

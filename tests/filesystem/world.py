@@ -184,12 +184,8 @@ class World:
         sets the clock forward, for which one that is under way then has been out so long.
         """
 
-        def is_at_rest() -> bool:
-            found = [pool.statistics() for pool in self.calls.all()]
-            return not any(one.in_flight or one.waiting for one in found)
-
         with trio.fail_after(60):
-            while not is_at_rest():  # noqa: ASYNC110 - threads have no trio event to set
+            while not all(is_idle(pool) for pool in self.calls.all()):  # noqa: ASYNC110 - threads have no trio event to set
                 await trio.sleep(0.001)
 
     async def drained(self) -> None:
@@ -199,6 +195,12 @@ class World:
             future = self.log.when_done(self.log.last_seq)
         with trio.fail_after(60):
             await settled(future)
+
+
+def is_idle(pool: CallPool) -> bool:
+    """Whether no call waits, is about to be made, or is under way in its threads."""
+    with pool._lock:
+        return not pool._waiting and pool._idle == pool._threads
 
 
 def violations(w: World) -> list[str]:
@@ -279,10 +281,7 @@ def _let_go(w: World) -> None:
     spill_pools = () if spill is None else (spill.calls, spill.reads)
     pools = (*w.calls.all(), w.inner.contents._copies, *spill_pools)
     patience = 100
-    while (
-        any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools])
-        or _mirrors()
-    ):
+    while not all(is_idle(pool) for pool in pools) or _mirrors():
         if not patience:
             return
         patience -= 1
