@@ -216,7 +216,9 @@ class Mirror:
         has_rested = is_off and self._outage.has_rested
         site = self._place.site
         first = self._operations.first()
-        self._is_needed = first is not None and first.seq <= self._needed_until
+        with self._changed:
+            # in one: a failure meanwhile says anew what is needed
+            self._is_needed = first is not None and first.seq <= self._needed_until
         if site is not None and not site.has_copies and not self._is_needed:
             # what was told to be copied is persisted: it goes on without a journal, and at once
             self.broken(self._outage.wait_s)
