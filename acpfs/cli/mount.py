@@ -5,6 +5,7 @@ process.
 from __future__ import annotations
 
 import os
+import signal
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,8 @@ def mount(
     if foreground:
         starting.run_foreground(starting.prepare(settings, take_over=take_over, instance=instance))
     starting.start(lambda: starting.prepare(settings, take_over=take_over, instance=instance))
+    # from here on there is a mount: an end by this key would say that there is none
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if slower := lane_taken(settings):
         click.echo(slower, err=True)
     return 0

@@ -33,6 +33,12 @@ import ctypes, os, sys
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): as the first process of a container has it
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 """
+AS_IN_FRONT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as whoever has the terminal has it
+from acpfs.cli.main import main
+sys.exit(main())
+"""
 
 
 class Story:
@@ -287,3 +293,54 @@ def test_its_own_settings_are_in_front_of_the_command(around: AcpfsMount) -> Non
     echoes = ["sh", "-c", 'echo "$@" > "$ACPFS_DIR/options"', "sh", "--ram", "1", "--", "x"]
     assert around.run("acpfs", *words(around, *options), "--", *echoes).returncode == 0
     assert (around.backing / "options").read_text() == "--ram 1 -- x\n"
+
+
+@contextmanager
+def begun_around(around: AcpfsMount, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`acpfs with` in a process group of its own, as a shell starts it; its command is `script`."""
+    options = ["--ram", "64M", "--prefault", "0"]
+    program = [sys.executable, "-c", AS_IN_FRONT, *words(around, *options), "--"]
+    with subprocess.Popen(
+        [*program, "sh", "-c", script],
+        env={**os.environ, "ACPFS_RUNTIME_DIR": str(around.runtime_dir)},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+@pytest.mark.clause("S619")
+@pytest.mark.parametrize("moment", ["starts", "is mounted", "runs"])
+def test_a_key_that_ends_all_leaves_no_mount_whenever_it_comes(
+    around: AcpfsMount, moment: str
+) -> None:
+    """The terminal tells each of the processes: mount, and the command."""
+    runs = around.backing / "runs"
+    with begun_around(around, f"touch {runs}; while :; do sleep 0.05; done") as process:
+        seen = {
+            "starts": lambda: any(around.runtime_dir.iterdir()),
+            "is mounted": lambda: is_mounted(around.path),
+            "runs": runs.exists,
+        }
+        until(seen[moment], f"it {moment}")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(LIMIT_S) != 0
+    until(lambda: not is_mounted(around.path), "the end of the mount")
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+@pytest.mark.clause("S619")
+def test_where_it_is_killed_itself_the_mount_goes_on(around: AcpfsMount) -> None:
+    """Nobody waits then, and nothing that was saved is lost."""
+    script = 'echo saved > "$ACPFS_DIR/step-1.pt"; kill -9 $PPID'
+    with begun_around(around, script) as process:
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
+    assert is_mounted(around.path)
+    around.flush()
+    assert (around.backing / "step-1.pt").read_text() == "saved\n"
