@@ -365,6 +365,33 @@ def test_a_disk_is_used_as_soon_as_it_has_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S151")
+def test_a_disk_that_is_being_looked_at_is_not_looked_at_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later answer could be older than a failure, and end the rest that begins with that."""
+    names = SpillDirectory.names
+    answers = threading.Event()
+
+    def late(directory: SpillDirectory) -> list[str]:
+        answers.wait()
+        return names(directory)
+
+    monkeypatch.setattr(SpillDirectory, "names", late)
+
+    async def script(made: World) -> None:
+        spill = spilling(made).spill
+        with made.fs.lock:
+            asked = [spill.usable() for _ in range(3)]
+        looks = spill.calls.statistics().calls["look"]
+        answers.set()
+        assert not any(asked)
+        assert looks == 1
+        await until(made, spill.usable)
+
+    run(tmp_path, script)
+
+
+@pytest.mark.clause("S151")
 def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

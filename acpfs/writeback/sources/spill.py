@@ -252,7 +252,7 @@ class Spill:
         self.reads = pools.reads
         self._now = pools.copies.clock.now
         self.budget_bytes = 0
-        self._ready = self._is_full = False
+        self._ready = self._is_looking = self._is_full = False
         self._closed = rules.closed
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
@@ -286,7 +286,15 @@ class Spill:
     # -- the disk
 
     def start(self) -> None:
-        """Look at the disk, behind whoever starts: it may hang."""
+        """Look at the disk, behind whoever starts: it may hang.
+
+        Once at a time: the answer to an older look would be taken for news of a disk that has
+        failed since, and its list of names for all that are there.
+        """
+        with self._lock:
+            if self._is_looking:
+                return
+            self._is_looking = True
         self.calls.submit("look", self._begin).add_done_callback(
             lambda done: self._begun(done.exception())
         )
@@ -349,6 +357,7 @@ class Spill:
 
     def _begun(self, error: BaseException | None) -> None:
         with self._lock:
+            self._is_looking = False
             if error is None:
                 self._ready = True
                 self._failed_in_a_row = 0
@@ -360,12 +369,13 @@ class Spill:
         """Whether new copies may be made now; looks again at a disk that failed, when its rest is
         over.
         """
-        if self._closed or self._now() < self._rest_until or self.calls.health.is_stuck():
+        is_resting = self._is_looking or self._now() < self._rest_until
+        if self._closed or is_resting or self.calls.health.is_stuck():
             return False
-        if not self._ready or self.directory.is_broken:
-            self._rest_until = self._now() + self._rules.rest_min_s
-            self.start()
-        return self._ready and not self.directory.is_broken
+        if self._ready and not self.directory.is_broken:
+            return True
+        self.start()
+        return False
 
     def takes(self, size: int) -> bool:
         """Whether a copy of that size may be made now."""
