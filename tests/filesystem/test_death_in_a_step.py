@@ -7,9 +7,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, take_picture, world
 from tests.rig.runtime import REAL
 
 OLD = b"old and complete"
@@ -47,19 +45,6 @@ def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
     (tmp_path / "data" / str(tier.create())).unlink()
     tier.remove(tier.ids()[0])
     assert tier.used_bytes == 0
-
-
-def take_picture(life: Path, after: Path) -> None:
-    """What a worker that is killed now leaves.
-
-    Other threads may be at work on their temporary files.
-    """
-
-    def copy(source: str, target: str) -> None:
-        with suppress(FileNotFoundError):
-            shutil.copy2(source, target)
-
-    shutil.copytree(life, after, copy_function=copy)
 
 
 async def in_ram(w: World) -> Ino:

@@ -5,7 +5,6 @@ a kill make of the file then.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.last_close import Copies, Left
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, KnownOpeners, World, world
+from tests.filesystem.world import CALLER, KnownOpeners, World, take_picture, world
 
 PARENT = CALLER.pid
 CHILD = 7
@@ -175,7 +174,7 @@ def test_a_worker_that_dies_while_it_takes_a_close_back_publishes_no_half(
                 # Not of a commit of the steps before, which another thread may be at.
                 is_written = w.tier.stat(node.body.tier).st_size == len(FIRST + SECOND)
                 if is_written and not after.exists():
-                    shutil.copytree(life, after)
+                    take_picture(life, after)
                 return commit()
 
             with monkeypatch.context() as patch:
@@ -207,7 +206,8 @@ def test_whoever_has_a_file_may_be_who_wrote_it_when_only_an_earlier_worker_knew
         async with world(life, session="s", max_dirty_age_s=0) as w:
             file = await opened(w)
             await w.do(w.fs.write(file.handle, 0, FIRST, CHILD))
-            shutil.copytree(life, after)
+            with w.fs.lock:
+                take_picture(life, after)
             await w.close(file, CHILD)
         openers = KnownOpeners(Left.NONE, copies)
         async with world(after, session="s", openers=openers, max_dirty_age_s=0) as w:
