@@ -145,6 +145,8 @@ class Worker:
         self._ending = Ending.UNMOUNTED
         self._left: list[QueueEntry] = []
         self._was_mounted = False
+        self._begun = trio.Event()
+        """It serves, or will not: until then there may be a mount at any moment."""
         found = (
             fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
         )
@@ -384,6 +386,12 @@ class Worker:
     # -- while mounted
 
     async def _serve(self) -> None:
+        try:
+            await self._mount_and_serve()
+        finally:
+            self._begun.set()
+
+    async def _mount_and_serve(self) -> None:
         self.link.step(f"laying the backing directory beneath {self._mountpoint}")
         await self._threads.run_sync(self._lay_beneath)
         if self.bypassed is not None and not self.link.session:
@@ -519,6 +527,7 @@ class Worker:
     def _mounted(self, transport: TransportChoice) -> None:
         self._transport = transport
         self._was_mounted = True
+        self._begun.set()
         entry = mounted_at(self._mountpoint)
         self._mount = entry if entry is not None and entry.kind == mountpoint.KIND else None
         registry.write(self._record)
@@ -673,6 +682,7 @@ class Worker:
         log.info("stopping: draining first", timeout_s=timeout_s, operations=len(self._parts.log))
         self._manager.stopping("draining", timeout_s)
         await self._drain()
+        await self._begun.wait()  # what is taken away before it is there stays
         try:
             # Whoever else has it does not keep it now: the mount point is free at once, and the
             # session has its time to end.

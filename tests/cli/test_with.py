@@ -313,7 +313,7 @@ def begun_around(around: AcpfsMount, script: str) -> Iterator[subprocess.Popen[b
 
 
 @pytest.mark.mount
-@pytest.mark.transports("native")
+@pytest.mark.transports("native", "libfuse")
 @pytest.mark.clause("S619")
 @pytest.mark.parametrize("moment", ["starts", "is mounted", "runs"])
 def test_a_key_that_ends_all_leaves_no_mount_whenever_it_comes(
