@@ -38,6 +38,16 @@ def size(count: float) -> str:
     raise AssertionError("unreachable: the last unit returns")
 
 
+def counted(number: int, noun: str) -> str:
+    """1, "file" → `1 file`; 2 → `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def are(number: int, noun: str) -> str:
+    """1, "file" → `1 file is`; 2 → `2 files are`."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
+
+
 def owner_share(ram: Json, owner: Json) -> str:
     """What one user has of his share of RAM; both of `status`."""
     waits = f", {owner['waiting_writers']} waiting" if owner["waiting_writers"] else ""
@@ -311,7 +321,7 @@ def progress(text: str) -> Iterator[Callable[[Json], None]]:
                 return
             weight = event["bytes"] + event["operations"]
             most = max(most, weight)
-            left = f"{event['operations']} operations, {size(event['bytes'])} left"
+            left = f"{counted(event['operations'], 'operation')}, {size(event['bytes'])} left"
             bar.update(task, total=max(1, most), completed=most - weight, left=left)
 
         yield take

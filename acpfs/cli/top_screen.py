@@ -99,8 +99,8 @@ def summary(status: show.Json, rate: float | None, columns: int = WIDE) -> str:
     bar = ("█" * dirty + "▒" * clean).ljust(bar_width, "·")[:bar_width]
     oldest = status["oldest_unpersisted_age_s"]
     safe = (
-        f"{status['queue_length']} operations, {show.size(status['queue_bytes'])}; the oldest is "
-        f"{show.duration(oldest)} old"
+        f"{show.counted(status['queue_length'], 'operation')}, "
+        f"{show.size(status['queue_bytes'])}; the oldest is {show.duration(oldest)} old"
     )
     lines = [
         (
@@ -175,7 +175,9 @@ def mount_row(mountpoint: str, status: show.Json | None) -> tuple[str, ...]:
     return (
         show.printable(mountpoint),
         status["state"],
-        f"{many} operations, {show.size(status['queue_bytes'])}" if many else "nothing",
+        f"{show.counted(many, 'operation')}, {show.size(status['queue_bytes'])}"
+        if many
+        else "nothing",
         show.duration(status["oldest_unpersisted_age_s"]) if many else "",
         f"{show.size(ram['used_bytes'])} of {show.size(ram['budget_bytes'])}",
         show.size(ram["dirty_bytes"]),

@@ -141,7 +141,7 @@ def is_alive(pid: int) -> bool:
 
 def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount) -> None:
     text = slow.run("acpfs-ctl", str(slow.path), "status").stdout
-    assert text.startswith("not yet safe: 1 operations, 4.0 MiB")
+    assert text.startswith("not yet safe: 1 operation, 4.0 MiB")
     slow.ctl("set", "bandwidth=0")
     slow.flush()
     assert slow.run("acpfs-ctl", "status").stdout.startswith("safe: everything that was closed")

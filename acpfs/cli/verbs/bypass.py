@@ -28,10 +28,10 @@ def command(target: Target, reason: str, as_json: bool) -> None:
         show.print_json(status)
         return
     kept = (
-        f"{status['queue_length']} operations ({show.size(status['queue_bytes'])}) are not "
-        "persisted yet"
+        f"not persisted yet: {show.counted(status['queue_length'], 'operation')} "
+        f"({show.size(status['queue_bytes'])})"
     )
     click.echo(
-        f"{show.printable(status['mount'])}: bypassed; {kept}, {status['open_files']} files are "
-        "still open through acpfs"
+        f"{show.printable(status['mount'])}: bypassed; {kept}; still open through acpfs: "
+        f"{show.counted(status['open_files'], 'file')}"
     )

@@ -26,7 +26,7 @@ def command(target: Target, paths: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         show.print_json(done)
         return
-    click.echo(f"{show.size(done['bytes'])} came free, {done['files']} files")
+    click.echo(f"{show.size(done['bytes'])} came free, {show.counted(done['files'], 'file')}")
     if done["items"]:
         rows = (
             (show.size(f["size"]), f["reason"], show.printable(f["path"])) for f in done["items"]

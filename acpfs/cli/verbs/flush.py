@@ -36,7 +36,8 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
     if as_json:
         show.print_json(done)
     else:
-        click.echo(f"persisted: {done['operations']} operations, {show.size(done['bytes'])}")
+        operations = show.counted(done["operations"], "operation")
+        click.echo(f"persisted: {operations}, {show.size(done['bytes'])}")
         for held in done["guarded"]:
             click.echo(
                 f"deletion of {show.printable(held['path'])} is held back: "

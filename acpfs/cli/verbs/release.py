@@ -32,5 +32,5 @@ def command(target: Target, paths: tuple[str, ...], everything: bool, as_json: b
     if as_json:
         show.print_json(done)
     else:
-        click.echo(f"released: {done['checkpoints']} checkpoints")
+        click.echo(f"released: {show.counted(done['checkpoints'], 'checkpoint')}")
     return int(ExitCode.OK if done["checkpoints"] else ExitCode.FAILED)

@@ -195,7 +195,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         (
             "daemon",
             f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up "
-            f"{up}, {status['open_files']} open files"
+            f"{up}, {show.counted(status['open_files'], 'open file')}"
             + (", held by a keeper" if worker.get("keeper") else "")
             + _predecessor(worker),
         ),
@@ -264,7 +264,8 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
     mirror = spill["mirror"]
     if mirror is not None:
         behind = (
-            f", {mirror['behind_files']} files ({show.size(mirror['behind_bytes'])}) behind"
+            f", {show.counted(mirror['behind_files'], 'file')} "
+            f"({show.size(mirror['behind_bytes'])}) behind"
             if mirror["behind_files"]
             else ""
         )
@@ -274,8 +275,8 @@ def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
         (
             "spill",
             (
-                f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; "
-                f"{where}{error}"
+                f"{spill['state']}: {used} of {budget} in "
+                f"{show.counted(spill['files'], 'file')}{copying}; {where}{error}"
             ),
         )
     ]
@@ -327,8 +328,9 @@ def _at_stake(copies: show.Json) -> str:
         return "all that is not persisted would be lost with this node"
     if copies["behind_files"] or copies["pending"]:
         return (
-            f"{copies['behind_files']} files ({show.size(copies['behind_bytes'])}) behind: they, "
-            "and what came after the first of them, would be lost with this node"
+            f"{show.counted(copies['behind_files'], 'file')} "
+            f"({show.size(copies['behind_bytes'])}) behind: they, and what came after the first of "
+            "them, would be lost with this node"
         )
     return "nothing would be lost with this node"
 
@@ -465,15 +467,15 @@ def unsafe_lines(status: show.Json) -> list[str]:
         )
         kept = "kept in RAM until `acpfs-ctl retry PATH` (or `--all`) or `discard PATH`"
         lines.append(
-            f"{status['parked']} operations REFUSED by the backing directory: {kept}{first}"
+            f"{show.counted(status['parked'], 'operation')} REFUSED by the backing directory: "
+            f"{kept}{first}"
         )
     if status.get("cluster"):
         lines += _withheld(status["cluster"])
     if status["interrupted"]:
         lines.append(
-            f"{status['interrupted']} files are not whole (they lost their writer, or a write "
-            "failed): "
-            "`acpfs-ctl retry PATH` stores them, `discard PATH` drops them"
+            f"{show.are(status['interrupted'], 'file')} not whole (the writer was lost, or a write "
+            "failed): `acpfs-ctl retry PATH` stores what is there, `discard PATH` drops it"
         )
     lines += _long_written(status)
     if status["state"] == "draining":
@@ -487,7 +489,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
             f": {entry['why']}" for entry in status.get("queue", ())[:1] if entry.get("why")
         )
         lines.append(
-            f"not yet safe: {status['queue_length']} operations, "
+            f"not yet safe: {show.counted(status['queue_length'], 'operation')}, "
             f"{show.size(status['queue_bytes'])}, the oldest {age} old{why}"
         )
     is_safe = not lines

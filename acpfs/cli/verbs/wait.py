@@ -70,6 +70,6 @@ def command(
     if as_json:
         show.print_json(done)
     else:
-        counted = f"{done['files']} files of " if count else ""
+        counted = f"{show.counted(done['files'], 'file')} of " if count else ""
         names = ", ".join(show.printable(path) for path in paths)
         click.echo(f"{done.get('state', state)}: {counted}{names}")
