@@ -127,7 +127,7 @@ FILESYSTEM_ROOMS = {
     "open files": "closes copy_range directories files lane_use open_files opens syncing",
     "names": (
         "attribute_calls awaited_names changes doubtful_closes lending mending names needed_nodes "
-        "node_use paths urgent"
+        "node_use paths pointer_content urgent"
     ),
     "moving bytes": (
         "admission eviction hold outgrown pages_ahead payers reads spilling warming writable"

@@ -465,14 +465,15 @@ class Changes:
         self._done(op, keeps_bytes=keeps)
         self._catalogue.done(op, persisted=False)
 
-    def superseded(self, op: Op, former: Place | None) -> None:
+    def superseded(self, op: Op, given_up: list[Op], former: Place | None) -> None:
         self._forget_name(op, may_lead_nowhere=True)
         node = self._table.get(op.ino)
         directory = self._table.get(former[0]) if former is not None else None
         if former is None or node is None or directory is None:
             return
         child = directory.dir.children.get(former[1])
-        if child is None or (not child.ino and child.pins <= 1):  # else it was made anew
+        pins = sum(place == former for one in given_up for place in one.touches())
+        if child is None or (not child.ino and child.pins <= pins):  # else it was made anew
             self._table.set_child(*former, NO_INO)
             self.record(OpKind.UNLINK, node, *former)
 

@@ -74,6 +74,7 @@ from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
+from acpfs.filesystem.pointer_content import PointerContent
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.steps import Steps
 from acpfs.filesystem.syncing import Syncing
@@ -264,8 +265,10 @@ class FileSystemParts:
             self.contents,
             self.awaited,
             self._earlier,
-            self.handles.writers,
             self.doubtful,
+            PointerContent(
+                self.settings, self.upper, self.contents, self.changes, self.awaited.peers
+            ),
         )
         self.attributes = AttributeCalls(
             self.settings,

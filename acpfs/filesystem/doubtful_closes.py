@@ -92,6 +92,13 @@ class DoubtfulCloses:
                 self._handles.changed(handle)
         return op
 
+    def fix_unless_another_writes(self, node: Node, pid: int) -> None:
+        """The same, in a call that holds the inode's lock, unless a process that is not the
+        thread's own is in the middle of it.
+        """
+        if not self._writers.is_another_at_it(node, pid):
+            self.fix(node, quiet=True)
+
     async def before_names_change(self, node: Node, pid: int = 0) -> None:
         """Withdraw the version of a close that was that of a copy, before an operation on a name of
         the file relies on it.

@@ -17,9 +17,9 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.doubtful_closes import DoubtfulCloses
 from acpfs.filesystem.earlier_saves import EarlierSaves
-from acpfs.filesystem.file_writers import FileWriters
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.pointer_content import PointerContent
 from acpfs.filesystem.records import Caller
 from acpfs.types import NO_INO, ROOT, Ino
 from acpfs.writeback.log.ops import OpKind
@@ -45,13 +45,13 @@ class Names:
         contents: Contents,
         awaited: AwaitedNames,
         earlier: EarlierSaves,
-        writers: FileWriters,
         closes: DoubtfulCloses,
+        pointers: PointerContent,
     ) -> None:
         self._table = table
         self._earlier = earlier
-        self._writers = writers
         self._closes = closes
+        self._pointers = pointers
         self._view = view
         self._awaited = awaited
         self._changes = changes
@@ -246,8 +246,7 @@ class Names:
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
-        if not self._writers.is_another_at_it(node, pid):
-            self._closes.fix(node, quiet=True)
+        self._closes.fix_unless_another_writes(node, pid)
 
     async def link(self, ino: Ino, parent_ino: Ino, name: bytes, pid: int = 0) -> Node:
         """Give a node another name; `pid`: the thread that does; 0: it cannot be told."""
@@ -271,6 +270,7 @@ class Names:
             if node.unlogged:
                 self._changes.born(node, parent.ino, name)  # a half: its names are logged with it
             else:
+                self._pointers.bring(node, *node.names[0], name)
                 self._table.set_child(parent.ino, name, node.ino)
                 self._changes.record(OpKind.LINK, node, parent.ino, name)
         self._table.touch(node, mtime=False)
@@ -375,11 +375,14 @@ class Names:
             if target is not None and target is not node:
                 self._publish(node, pid)
                 self._publish(target, pid)
+                self._pointers.bring(node, parent.ino, name, new_name)
+                self._pointers.bring(target, new_parent.ino, new_name, name)
             self._exchange(parent, name, node, new_parent, new_name, target)
         elif target is node:
             return  # two links of one file: POSIX says that nothing happens
         else:
             self._publish(node, pid)  # what is still being written carries its data along
+            self._pointers.bring(node, parent.ino, name, new_name)
             self._move(parent, name, node, new_parent, new_name, target)
 
     async def _before_move(self, node: Node, target: Node | None, flags: int, pid: int) -> None:

@@ -651,7 +651,7 @@ class Engine:
         for one in given_up:
             self._its_turn(one)
             self._ops.remove(one)
-        self._listener.superseded(op, former if is_there else None)
+        self._listener.superseded(op, given_up, former if is_there else None)
         for one in given_up:
             self._give_up(one)
         self._counters.elided_ops += len(given_up)

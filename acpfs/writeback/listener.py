@@ -32,12 +32,12 @@ class Listener(Protocol):
         """
         ...
 
-    def superseded(self, op: Op, former: Place | None) -> None:
+    def superseded(self, op: Op, given_up: list[Op], former: Place | None) -> None:
         """Before `dropped`, of a pointer that another member has replaced since: its name leads to
         that one's.
 
-        `former`: where the file lies that was to get the name; it goes from there, as it would have
-        gone by the rename.
+        `given_up`: with what was stored for it alone. `former`: where the file lies that was to get
+        the name; it goes from there, as it would have gone by the rename.
         """
         ...
 

@@ -5,6 +5,7 @@ Real mounts over one directory.
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import shutil
@@ -22,23 +23,36 @@ clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 
 
-def save(node: AcpfsMount, step: int, *, renames: bool) -> None:
+class By(enum.Enum):
+    """How a job writes its pointer."""
+
+    IN_PLACE = "in place"
+    RENAME = "rename"
+    LATE_RENAME = "late rename"
+    """The storage has it under its temporary name by then, as after an fsync, where that does not
+    have to wait for what is withheld.
+    """
+
+
+def save(node: AcpfsMount, step: int, by: By) -> None:
     (node.path / "run" / f"step_{step}").mkdir(parents=True)
     write(node, f"run/step_{step}/model.pt", "x" * 1000)
-    name = "run/latest.tmp" if renames else "run/latest"
+    name = "run/latest" if by is By.IN_PLACE else "run/latest.tmp"
     write(node, name, str(step))
-    if renames:
+    if by is By.LATE_RENAME:
+        until(lambda: read(node.backing, name) == str(step), node)
+    if by is not By.IN_PLACE:
         (node.path / name).rename(node.path / "run" / "latest")
 
 
 @clause("S160", "S170", "S400", "S401")
-@pytest.mark.parametrize("renames", [False, True], ids=["in place", "by rename"])
+@pytest.mark.parametrize("by", By, ids=lambda by: by.value)
 @pytest.mark.transports("native", "libfuse")
 def test_the_newest_save_is_named_in_the_end_whichever_node_withheld_its_own(
-    transport: str, tmp_path: Path, shared: Path, renames: bool
+    transport: str, tmp_path: Path, shared: Path, by: By
 ) -> None:
     """Found by attack: a job that went on from another node had its `latest` undone, and what that
-    named then was removed.
+    named then was removed. So it was once more where the job had paused before its rename.
     """
     with Stand(
         tmp_path,
@@ -48,13 +62,14 @@ def test_the_newest_save_is_named_in_the_end_whichever_node_withheld_its_own(
         no_keep_last_persisted=True,
     ) as stand:
         first, second, third = stand.nodes
-        save(first, 0, renames=renames)
+        save(first, 0, by)
         drained(stand)
         dies_with_pending_bytes(third, "shard")
-        for step in (1, 2):
-            save(first, step, renames=renames)
+        save(first, 1, by)
+        # its temporary file waits behind the rename of the last one
+        save(first, 2, By.RENAME if by is By.LATE_RENAME else by)
         until(lambda: withheld(first), first)
-        save(second, 3, renames=renames)
+        save(second, 3, by)
         for step in (1, 2):
             shutil.rmtree(second.path / "run" / f"step_{step}", ignore_errors=True)
         until(lambda: withheld(second), second)
@@ -72,6 +87,13 @@ def point_in_place(node: AcpfsMount, target: str) -> None:
 
 def point_by_rename(node: AcpfsMount, target: str) -> None:
     write(node, "run/latest.tmp", target)
+    (node.path / "run/latest.tmp").rename(node.path / "run/latest")
+
+
+def point_by_late_rename(node: AcpfsMount, target: str) -> None:
+    """The storage has it under the temporary name by then."""
+    write(node, "run/latest.tmp", target)
+    until(lambda: read(node.backing, "run/latest.tmp") == target, node)
     (node.path / "run/latest.tmp").rename(node.path / "run/latest")
 
 
@@ -154,7 +176,9 @@ def missing(node: AcpfsMount) -> set[str]:
 
 
 @clause("S484", "S164")
-@pytest.mark.parametrize("point", [point_by_rename, point_by_link, point_by_links])
+@pytest.mark.parametrize(
+    "point", [point_by_rename, point_by_late_rename, point_by_link, point_by_links]
+)
 def test_what_is_withheld_for_a_loss_ends_with_a_later_pointer_on_another_node(
     transport: str, tmp_path: Path, shared: Path, point: Callable[[AcpfsMount, str], None]
 ) -> None:

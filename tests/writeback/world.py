@@ -104,7 +104,7 @@ class ListenerDouble:
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         return self._world.left.get(ino)
 
-    def superseded(self, op: Op, former: Place | None) -> None:
+    def superseded(self, op: Op, given_up: list[Op], former: Place | None) -> None:
         pass
 
     def set_aside(self, op: Op) -> None:

@@ -162,7 +162,7 @@ class Cluster:
         self._names = names or PeerNames(settings, runtime.clock)
         self._pending = drain.pending
         self._names.known = self._listed = False
-        self._names.others = True  # until it is known
+        self._names.others = self._names.anybody = True  # until it is known
         self._beat = self._chance.getrandbits(40)
         self._state = NodeState.LIVE
         self._peers: dict[str, Peer] = {}
@@ -358,7 +358,7 @@ class Cluster:
                 if name not in self._peers:
                     self._peers[name] = Peer(name, now)
                 self._peers[name].listed = True
-            self._gate.has_peers = bool(self._peers)
+            self._gate.has_peers = self._names.anybody = bool(self._peers)
             self._listed = True
             self._names.others = self._others_act()
             self._pace.nodes = len(self._peers) + 1

@@ -67,6 +67,8 @@ class PeerNames:
         """Whether other members live, as far as is known: then a name that is not there may come at
         any time.
         """
+        self.anybody = False
+        """Whether other members have a record, as far as is known: pointers may wait for them."""
         self._until: dict[Place, float] = {}
         """Names that were waited for → monotonic, seconds: when that ends, or has ended."""
         self._awaited: list[Place] = []

@@ -38,7 +38,7 @@ class Pointers:
             names = (op.new_name,)
         elif op.kind is OpKind.EXCHANGE:
             names = (op.name, op.new_name)
-        return self._publishes_directory(op) or any(map(self._is_pointers_name, names))
+        return self._publishes_directory(op) or any(map(self.is_ones_name, names))
 
     def _publishes_directory(self, op: Op) -> bool:
         """Whether it gives a directory another name: a framework may have written there what it
@@ -47,13 +47,12 @@ class Pointers:
         moved = {OpKind.RENAME: (op.ino,), OpKind.EXCHANGE: (op.ino, op.victim)}.get(op.kind, ())
         return op.new_parent > 0 and any(map(self._is_directory, moved))
 
-    def _is_pointers_name(self, name: bytes) -> bool:
+    def is_ones_name(self, name: bytes) -> bool:
+        """Whether what has that name is one."""
         return self._pattern.match(os.fsdecode(name)) is not None
 
     def takes(self, op: Op) -> bool:
         """Whether it removes or replaces one."""
         if op.takes_pointer is None:
-            op.takes_pointer = (
-                op.parent > 0 and op.kind in _TAKING and self._is_pointers_name(op.name)
-            )
+            op.takes_pointer = op.parent > 0 and op.kind in _TAKING and self.is_ones_name(op.name)
         return op.takes_pointer
