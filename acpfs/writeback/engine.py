@@ -270,7 +270,7 @@ class Engine:
         self._manifest.manifest.load()
         found = self._lower.list_staging()
         kept = self._lower.list_kept()
-        with self.section():
+        with self._lock:  # no step: a worker that ends meanwhile has closed its state
             self.guard.found_kept(kept)
             versions = [op.version for op in self._ops if op.version is not None]
             needed = {

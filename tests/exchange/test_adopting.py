@@ -170,11 +170,12 @@ def test_an_adoption_that_ended_in_the_middle_is_gone_on_with(
             holds.start()
         supervisor = adopting.supervisor
         worker = adopting.pid
-        # stopped first: a worker that notices the end of its supervisor starts another one
-        stop_processes([worker])
-        for process in (supervisor, worker):
+        # Stopped first, and the supervisor is killed last: a worker that notices its end starts
+        # another one, and so did one that was stopped, and then went on.
+        stop_processes([supervisor, worker])
+        for process in (worker, supervisor):
             os.kill(process, signal.SIGKILL)
-        for process in (supervisor, worker):
+        for process in (worker, supervisor):
             wait_gone(process)
         assert holds.status()["held"][0]["claimed"]
         adopt(holds, "saves")
