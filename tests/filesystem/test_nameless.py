@@ -89,7 +89,8 @@ def test_a_supervisor_that_does_not_answer_holds_up_no_removal(tmp_path: Path) -
     keeper = Keeper()
 
     async def scenario() -> None:
-        async with world(tmp_path, warm_reads=WarmReads.OFF, patience_s=0.1) as w:
+        async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
+            w.inner.lower_view.nameless._patience_s = 0.1  # of the supervisor, not of the storage
             w.fs.keep_deleted({}, keeper.keep)
             ino, handle = await cold_and_open(w)
             await w.do(w.fs.unlink(ROOT, b"f"))
