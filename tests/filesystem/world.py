@@ -185,8 +185,9 @@ class World:
         sets the clock forward, for which one that is under way then has been out so long.
         """
 
+        pools = self.calls.all()
         with trio.fail_after(60):
-            while not all(is_idle(pool) for pool in self.calls.all()):  # noqa: ASYNC110 - threads have no trio event to set
+            while not all(map(is_idle, pools)):  # noqa: ASYNC110 - threads set no event
                 await trio.sleep(0.001)
 
     async def drained(self) -> None:
