@@ -10,6 +10,7 @@ import json
 import math
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.socket_messages import Json, encode, error_from, socket_address
 from acpfs.errors import AcpfsError, DeadlineError, NotMountedError
+from acpfs.processes import directory_of, has_ended, is_ended_by_signal
 
 CONNECT_TIMEOUT_S = 5.0
 GRACE_S = 30.0
@@ -32,6 +34,12 @@ SILENCE_S_MAX = 60.0
 """A daemon that works on a request says something every second; one that says nothing for so long
 has a fault.
 """
+SILENCE_S = 2.0
+"""After so long it is looked whether the worker that was asked has been killed: one that is in a
+call which does not return has the connection open all the same.
+"""
+_CHUNK_BYTES = 1 << 16
+_PEERCRED = struct.Struct("3i")
 
 
 ATTEMPTS_MAX = 50
@@ -156,7 +164,9 @@ def _request(
     until: float,
 ) -> Any:
     items: list[Any] = []
-    for message in _messages(record, encode({"verb": verb, "args": args}), line, until):
+    question = encode({"verb": verb, "args": args})
+    answers = _Answers(record, until, is_repeatable=verb in REPEATABLE)
+    for message in answers.to(question, line):
         if "error" in message:
             raise error_from(message)
         if "result" in message:
@@ -174,30 +184,82 @@ def _request(
     )
 
 
-def _messages(record: MountRecord, question: bytes, line: Line, until: float) -> Iterator[Json]:
-    with _connected(record) as connection:
-        try:
-            line.take(connection)
-            with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
-                connection.sendall(question)
-            with connection.makefile("rb") as stream:
-                while True:
-                    # Each time anew: one that says all the while that it is at it must not keep the
-                    # client either.
-                    connection.settimeout(min(SILENCE_S_MAX, _left_s(record, until)))
-                    answer = stream.readline()
-                    if not answer.endswith(b"\n"):
-                        return  # at its end, or killed in the middle of a line
-                    yield json.loads(answer)
-        except DeadlineError:
-            raise
-        except TimeoutError:
-            _left_s(record, until)
-            raise AcpfsError(_silent(record)) from None
-        except ConnectionError:
-            raise _EndedError(
-                f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection"
-            ) from None
+class _Answers:
+    """What a daemon says to one question."""
+
+    def __init__(self, record: MountRecord, until: float, *, is_repeatable: bool) -> None:
+        """`until`: the client's own deadline, monotonic."""
+        self._record = record
+        self._until = until
+        self._is_repeatable = is_repeatable
+
+    def to(self, question: bytes, line: Line) -> Iterator[Json]:
+        """Ask, and yield the messages that come, up to the end of the connection.
+
+        Raises:
+            _EndedError: the worker that was asked is not there any more.
+            AcpfsError: the daemon fell silent; DeadlineError: the client's own deadline is over.
+        """
+        record = self._record
+        with _connected(record) as connection:
+            try:
+                line.take(connection)
+                with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
+                    connection.sendall(question)
+                received = bytearray()
+                while chunk := self._next_chunk(connection):
+                    received += chunk
+                    if b"\n" in chunk:
+                        *whole, received = received.split(b"\n")
+                        for answer in whole:
+                            yield json.loads(answer)
+            except DeadlineError:
+                raise
+            except TimeoutError:
+                _left_s(record, self._until)
+                raise AcpfsError(_silent(record)) from None
+            except ConnectionError:
+                raise _EndedError(
+                    f"the daemon of {record.mountpoint} (process {record.pid}) closed the "
+                    "connection"
+                ) from None
+
+    def _next_chunk(self, connection: socket.socket) -> bytes:
+        """Empty: the end.
+
+        The wait is bounded each time anew: a daemon that says all the while that it is at it must
+        not keep the client beyond its deadline either.
+        """
+        silent_until = time.monotonic() + SILENCE_S_MAX
+        while True:
+            left_s = min(silent_until - time.monotonic(), _left_s(self._record, self._until))
+            if left_s <= 0:
+                raise TimeoutError
+            connection.settimeout(min(left_s, SILENCE_S))
+            try:
+                return connection.recv(_CHUNK_BYTES)
+            except TimeoutError:
+                if self._is_repeatable and _is_killed(connection):
+                    raise _EndedError(
+                        f"the daemon of {self._record.mountpoint} was killed before it answered"
+                    ) from None
+
+
+def _is_killed(connection: socket.socket) -> bool:
+    """Whether the worker that listened when the connection was made has been killed, be it that it
+    cannot end.
+
+    The question may have come to the next one all the same, which is silent as yet: to be asked
+    only where it can be repeated. False where that process cannot be seen from here.
+    """
+    pid, _uid, _gid = _PEERCRED.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    )
+    process = directory_of(pid)
+    try:
+        return process is not None and (has_ended(process) or is_ended_by_signal(process, own=True))
+    except OSError:
+        return False
 
 
 def _left_s(record: MountRecord, until: float) -> float:

@@ -90,11 +90,7 @@ class ControlServer:
         self.path = path
         self._answers = answers
         self._gid = None if group is None else _gid_of(group)
-        self._socket = (
-            _listening(path, self._gid)
-            if kept_fd < 0
-            else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
-        )
+        self._socket = _listening(path, self._gid) if kept_fd < 0 else _taken_over(kept_fd)
         self._quick = RequestSlots(CLIENTS_MAX, "control connections")
         self._waiting = RequestSlots(WAITING_MAX, "control connections that wait")
         self._clients = 0
@@ -335,6 +331,17 @@ def _listening(path: Path, gid: int | None) -> trio.socket.SocketType:
     finally:
         if directory_fd is not None:
             os.close(directory_fd)
+
+
+def _taken_over(kept_fd: int) -> trio.socket.SocketType:
+    """The socket of an earlier worker.
+
+    To listen once more names this process as the one that clients talk to (SO_PEERCRED): by that
+    they notice its death, also where a call of its keeps their connections open.
+    """
+    taken = trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
+    taken.listen(LISTEN_BACKLOG)
+    return taken
 
 
 async def _one_line(stream: trio.SocketStream) -> bytes:

@@ -15,13 +15,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from acpfs.control import client, registry
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, MakeMount
 from tests.rig.processes import Child
+from tests.rig.storage.servers import until
 
 pytestmark = [
     pytest.mark.mount,
@@ -310,6 +314,41 @@ def test_what_a_worker_leaves_behind_holds_up_the_same_file_and_no_other(
     closing.result()
     check_stored(mount, "step-1/model.pt", HEAD + SOURCE)
     check_stored(mount, "other", b"x")
+
+
+@pytest.mark.clause("S620")
+@pytest.mark.parametrize("how", ["kill", "reload"])
+def test_what_was_asked_of_a_worker_that_cannot_end_the_next_one_answers(
+    storage: FaultFs, mount: AcpfsMount, how: str
+) -> None:
+    """Its thread is in a call, and all its connections stay open as long."""
+    mount.ask("set", key="bandwidth", value="1000")
+    (mount.path / "meanwhile").write_bytes(SOURCE)
+    writer = StalledWriter(storage, mount)
+    closing = close_for_writing(writer)
+    old = mount.pid
+    wait_for_a_stuck_thread(old)
+    heard: list[Any] = []
+    record = registry.find(str(mount.path), registry.records([mount.runtime_dir]))
+    question = {"paths": ["meanwhile"]}
+    with ThreadPoolExecutor() as pool:
+        flushed = pool.submit(client.request, record, "flush", question, heard.append)
+        until(lambda: bool(heard), "the flush is under way")
+        if how == "kill":
+            mount.kill_worker()
+        else:
+            mount.ask("reload")
+        mount.wait_status(lambda status: status["worker"]["number"] == 2)
+        before = len(heard)  # what the old one said last may be on its way
+        until(lambda: len(heard) > before + 2 or flushed.done(), "the next one answers")
+        assert not flushed.done(), flushed.exception()
+        assert Path(f"/proc/{old}").exists(), "nothing was left behind: the test proves nothing"
+        mount.ask("set", key="bandwidth", value="0")
+        flushed.result()
+    assert (mount.backing / "meanwhile").read_bytes() == SOURCE
+    assert writer.goes_on() == SIZE
+    closing.result()
+    check_stored(mount, "step-1/model.pt", HEAD + SOURCE)
 
 
 @pytest.mark.clause("S423")
