@@ -68,13 +68,21 @@ def save(mount: AcpfsMount, names: dict[str, bytes]) -> None:
 
 
 def wait_copied(mount: AcpfsMount, files: int) -> dict[str, Any]:
-    return mount.wait_status(
-        lambda status: (
-            status["copies"]["state"] == "on"
-            and status["copies"]["files"] == files
-            and not (status["copies"]["behind_files"] or status["copies"]["pending"])
+    """Until so many files would survive the mount's loss.
+
+    What was staged before its turn to be copied is not copied any more: it is on the storage.
+    """
+
+    def all_copied(status: dict[str, Any]) -> bool:
+        copies = status["copies"]
+        staged = sum(op["state"] == "staged" for op in status["queue"])
+        return (
+            copies["state"] == "on"
+            and files - staged <= copies["files"] <= files
+            and not (copies["behind_files"] or copies["pending"])
         )
-    )
+
+    return mount.wait_status(all_copied)
 
 
 def held(mount: AcpfsMount) -> dict[str, list[bytes]]:

@@ -58,6 +58,8 @@ Known = tuple[int, str]
 
 A number alone is another process' within minutes, where few are given (pid_max of 32768).
 """
+WHOLE_STATE = ("state", "queue", "backing_health", "worker")
+"""Shown of a status of which nothing was looked at."""
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -69,6 +71,18 @@ class CommandError(Exception):
         self.code = done.returncode
         self.stdout = done.stdout
         self.stderr = done.stderr
+
+
+class LookedAt(dict[str, Any]):
+    """A status that knows which of its parts were looked at: a whole one is too long for a log."""
+
+    def __init__(self, status: dict[str, Any]) -> None:
+        super().__init__(status)
+        self.looked_at: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.looked_at.add(key)
+        return super().__getitem__(key)
 
 
 class AcpfsMount:
@@ -370,14 +384,19 @@ class AcpfsMount:
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
     def wait_status(self, condition: Any, timeout_s: float = 240.0) -> dict[str, Any]:
-        """Ask for the status until `condition(status)` holds;"""
+        """Ask for the status until `condition(status)` holds.
+
+        Raises:
+            TimeoutError: it never did; with the parts of the status that the condition looked at.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
-            status = self.status()
+            status = LookedAt(self.status())
             if condition(status):
-                return status
+                return dict(status)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"status never came so far: {json.dumps(status, indent=1)}")
+                seen = {key: status[key] for key in sorted(status.looked_at) or WHOLE_STATE}
+                raise TimeoutError(f"status never came so far: {json.dumps(seen)}")
             self._pause()
 
     def _pause(self) -> None:
