@@ -3,18 +3,21 @@ they cannot disagree.
 
 Which there are, `metric_table` says. Every metric is named acpfs_… with its unit last and carries
 the labels mount and node, and none a file or a checkpoint: a mount has some 200 series for as long
-as it lives. `start_http` serves them from a thread of its own; the status function must therefore
+as it lives. `serve_http` serves them from a thread of its own; the status function must therefore
 be thread-safe. prometheus_client, which brings an HTTP server along, is imported when metrics are
 first asked for: most mounts never are.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from acpfs.control.metric_table import (
     BACKING_HEALTH,
@@ -25,13 +28,17 @@ from acpfs.control.metric_table import (
     PREFIX,
 )
 from acpfs.control.reports import DurationsReport, Status
+from acpfs.runtime.threads import Threads
 
 if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
 LABELS = ("mount", "node")
+BACKLOG = 16
+"""Scrapes that wait for the next worker."""
 
 
 class _FromStatus:
@@ -113,19 +120,62 @@ class Metrics:
 
         write_to_textfile(str(file), self._registry)
 
-    def start_http(self, port: int, address: str) -> Callable[[], None]:
-        """Serve at this address; returns what stops it.
+    def serve_http(self, listening: socket.socket, threads: Threads) -> Callable[[], None]:
+        """Serve at a listening socket, which stays the caller's; returns what stops it."""
+        from prometheus_client import make_wsgi_app
 
-        Raises:
-            OSError: the port is taken, or the address is none of this machine.
-        """
-        from prometheus_client import start_http_server
-
-        server, thread = start_http_server(port, addr=address, registry=self._registry)
+        server = _MetricsServer(listening, make_wsgi_app(self._registry))
+        serving = threads.start("metrics", server.serve_forever)
 
         def stop() -> None:
-            server.shutdown()
+            if not serving.withdraw():  # what has never begun would not hear of it
+                server.shutdown()
             server.server_close()
-            thread.join()
 
         return stop
+
+
+def listen_for_scrapes(port: int, address: str) -> socket.socket:
+    """Bind the port of the metrics.
+
+    Raises:
+        OSError: the port is taken, or the address is none of this machine.
+    """
+    family, where = _resolved(port, address)
+    return socket.create_server(where, family=family, backlog=BACKLOG)
+
+
+def is_bound_to(listening: socket.socket, port: int, address: str) -> bool:
+    """Whether a socket is what `listen_for_scrapes` would make.
+
+    Raises:
+        OSError: the address is not known.
+    """
+    _family, where = _resolved(port, address)
+    return bool(listening.getsockname()[:2] == where)
+
+
+def _resolved(port: int, address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _type, _protocol, _name, where = found[0]
+    return family, (str(where[0]), port)
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Who scrapes is no news."""
+
+
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread per scrape, at a socket that others have bound: it may be an earlier worker's."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, app: WSGIApplication) -> None:
+        where: tuple[str, int] = listening.getsockname()[:2]
+        super().__init__(where, _SilentHandler, bind_and_activate=False)
+        self.socket.close()  # made by the base class, and not bound
+        self.socket = listening.dup()
+        self.server_name, self.server_port = where  # as `server_bind` sets them
+        self.setup_environ()
+        self.set_app(app)

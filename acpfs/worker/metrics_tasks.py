@@ -5,18 +5,20 @@ Their failure never ends a mount that serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Sequence
 
 import trio
 
 from acpfs.config import Settings
-from acpfs.control.metrics import Metrics
-from acpfs.errors import MachineError, is_no_thread
+from acpfs.control.metrics import Metrics, is_bound_to, listen_for_scrapes
+from acpfs.errors import MachineError
 from acpfs.logger import get_logger
 from acpfs.runtime.threads import Threads
 
 FILE_INTERVAL_S = 15.0
-PORT_INTERVAL_S = 2.0
+AGAIN_S = 2.0
 
 log = get_logger(__name__)
 
@@ -25,13 +27,25 @@ class MetricsTasks:
     """One per worker."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, threads: Threads, *, taken_over: bool
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        threads: Threads,
+        kept_fds: Sequence[int],
+        keep: Callable[[Sequence[int]], None],
+        *,
+        taken_over: bool,
     ) -> None:
-        """`taken_over`: there was a worker before, what remains of which may keep the port."""
+        """`kept_fds`: the socket at which an earlier worker listened, if it kept one: whatever
+        remains of that worker, the port is ours. `keep`: has ours kept for the next one.
+        `taken_over`: there was a worker before; where it kept none, its remains may have the port.
+        """
         self._settings = settings
         self._metrics = metrics
-        self._taken_over = taken_over
         self._threads = threads
+        self._kept_fds = kept_fds
+        self._keep = keep
+        self._taken_over = taken_over
 
     async def write(self) -> None:
         """Replace the file, over and over; ends at once where none is wanted."""
@@ -43,40 +57,49 @@ class MetricsTasks:
             await trio.sleep(FILE_INTERVAL_S)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Over HTTP.
+        """Over HTTP; ends at once where that is not wanted.
 
-        What remains of a killed worker keeps the port for as long as its call hangs: no reason not
-        to serve the mount.
+        Raises:
+            MachineError: the port is taken, by somebody else.
         """
-        stop = self._start_http()
-        if stop is None:
-            log.warning(
-                "metrics are not served until their port is free, and the machine has a thread "
-                "for them",
-                port=self._settings.metrics_port,
-            )
+        if not self._settings.metrics_port:
+            if self._kept_fds:
+                self._keep([])  # mounted anew with other settings
+            task_status.started()
+            return
+        port = self._settings.metrics_port
+        address = self._settings.metrics_address
+        listening = self._listen(port, address)
+        if listening is None:
+            log.warning("metrics are not served until their port is free", port=port)
         task_status.started()
-        while stop is None:
-            await trio.sleep(PORT_INTERVAL_S)
-            stop = self._start_http()
-        try:
-            await trio.sleep_forever()
-        finally:
-            stop()
+        while listening is None:
+            await trio.sleep(AGAIN_S)
+            listening = self._listen(port, address)
+        with listening:
+            stop = self._metrics.serve_http(listening, self._threads)
+            try:
+                await trio.sleep_forever()
+            finally:
+                stop()
 
-    def _start_http(self) -> Callable[[], None] | None:
+    def _listen(self, port: int, address: str) -> socket.socket | None:
+        """None: not now."""
         try:
-            return self._metrics.start_http(
-                self._settings.metrics_port, self._settings.metrics_address
-            )
-        except RuntimeError as error:
-            if not is_no_thread(error):
-                raise
-            return None
+            return self._bound(port, address)
         except OSError as error:
             if self._taken_over:
                 return None
             raise MachineError(
-                f"metrics cannot be served on port {self._settings.metrics_port} of "
-                f"{self._settings.metrics_address}: {error.strerror}"
+                f"metrics cannot be served on port {port} of {address}: {error.strerror}"
             ) from error
+
+    def _bound(self, port: int, address: str) -> socket.socket:
+        for fd in self._kept_fds:
+            kept = socket.socket(fileno=os.dup(fd))
+            if is_bound_to(kept, port, address):
+                return kept
+            kept.close()  # mounted anew with other settings
+        made = listen_for_scrapes(port, address)
+        self._keep([made.fileno()])
+        return made

@@ -78,6 +78,8 @@ DRAIN_LOOK_INTERVAL_S = 0.2
 ELSEWHERE_INTERVAL_S = 0.5
 """Between two looks at who else has the mount, each through the mount tables of all processes."""
 LOCK_WAIT_S = 5.0
+METRICS = "metrics"
+"""Name under which the supervisor keeps the socket at which the metrics are served."""
 SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
 SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
 """After the unmount; then it is looked who has the mount elsewhere.
@@ -356,10 +358,11 @@ class Worker:
             self._settings,
             self._subject.metric_registry,
             self._threads,
+            self.link.kept.get(METRICS, ()),
+            partial(self.link.keep, METRICS),
             taken_over=self.link.workers_before > 0,
         )
-        if self._settings.metrics_port:
-            await nursery.start(metrics.serve)
+        await nursery.start(metrics.serve)
         await nursery.start(
             self._heed_signals
         )  # before it serves: the supervisor passes on then what came meanwhile

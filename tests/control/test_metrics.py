@@ -2,6 +2,8 @@
 
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from acpfs.control import metric_table
-from acpfs.control.metrics import Metrics
+from acpfs.control.metrics import Metrics, is_bound_to, listen_for_scrapes
+from acpfs.runtime.threads import Threads
 from tests.control.double import DoubleSubject
 from tests.rig.ports import free_port
 
@@ -83,15 +86,33 @@ def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [file]
 
 
+@contextmanager
+def listening(metrics: Metrics, port: int, address: str) -> Iterator[None]:
+    with listen_for_scrapes(port, address) as bound:
+        stop = metrics.serve_http(bound, Threads())
+        try:
+            yield
+        finally:
+            stop()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "localhost", "::1"])
+def test_a_socket_that_was_kept_is_known_by_its_address(address: str) -> None:
+    port = free_port()
+    with listen_for_scrapes(port, address) as bound:
+        assert is_bound_to(bound, port, address)
+        assert not is_bound_to(bound, port + 1, address)
+        assert not is_bound_to(bound, port, "127.0.0.2")
+
+
 @pytest.mark.clause("S303")
 def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
     port = free_port()
-    stop = metrics.start_http(port, "127.0.0.1")
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-            assert b"acpfs_ram_used_bytes" in answer.read()
-    finally:
-        stop()
+    with (
+        listening(metrics, port, "127.0.0.1"),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer,
+    ):
+        assert b"acpfs_ram_used_bytes" in answer.read()
 
 
 @pytest.mark.clause("S303")
@@ -102,11 +123,8 @@ def test_http_serves_at_the_address_that_was_named_alone(
     metrics: Metrics, asked: str, other: str
 ) -> None:
     port = free_port()
-    stop = metrics.start_http(port, asked)
-    try:
+    with listening(metrics, port, asked):
         with urllib.request.urlopen(f"http://{asked}:{port}/metrics", timeout=60) as answer:
             assert b"acpfs_ram_used_bytes" in answer.read()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((other, port), timeout=60)
-    finally:
-        stop()
