@@ -756,8 +756,8 @@ class Cluster:
         """Return when every other member that lives has persisted what it had closed before now;
         `tell` who has not, look by look.
 
-        A backing directory that refuses is asked again. Where listings are cached, a node that
-        joined a moment ago may be overlooked.
+        A backing directory that refuses is asked again. Where listings and records are cached, a
+        node that joined a moment ago, or is back after it was missing, may be overlooked.
         """
         with self._section():
             closed_at = self._log.clock.now()

@@ -33,6 +33,7 @@ WAITS = 0.3
 """Share of checkpoints of which a rank waits until others have persisted theirs."""
 SIZES = (1, 5000, 60_000)
 PAUSES_S = (0.0, 0.0, 1.0, 20.0)
+DAWDLES_S = (0.0, 0.2, 1.0, 5.0, 20.0)
 AT_ONCE = 0.7
 """Share of checkpoints that begin at once when somebody new has come, where one is to come."""
 MOST_AWAITED_S = 100.0
@@ -254,15 +255,23 @@ class Job:
             await self._write(member, POINTER, text)
         elif self._plan.style is Style.RENAMED:
             await self._write(member, TEMPORARY, text)
+            await self._dawdle(checkpoint)
             await self._rename(member)
         else:
             await self._link(member, text)
+            await self._dawdle(checkpoint)
             await self._rename(member)
         owners = checkpoint.owners.values()
         checkpoint.is_uncovered = any(one.lost > lost and one.is_up for one, lost in owners)
         checkpoint.is_told = True
         checkpoint.told_by = (member, member.lost)
         self._trace.note(member.node, "points at", (checkpoint.directory,), "done")
+
+    async def _dawdle(self, checkpoint: Checkpoint) -> None:
+        """What the pointer will be is on the storage by then, or not."""
+        if self._plan.dawdles:
+            chance = self._choices.stream("dawdle", checkpoint.step)
+            await trio.sleep(chance.choice(DAWDLES_S))
 
     async def _rotate(self, members: list[Member], coordinator: Member) -> None:
         whole = [one for one in self.checkpoints if one.is_told and not one.is_going]

@@ -79,7 +79,9 @@ class Member(Serving):
         self.is_away = self.is_gone = False
         """For now; for good."""
         self.came_s = math.inf
-        """When it was first mounted; anew, if it had not served by then or was forgotten since."""
+        """When it was first mounted; anew, if it had not served by then, or was forgotten, or
+        missing, since.
+        """
         self.is_forgotten = False
         """By an operator, since it was last mounted."""
 
@@ -114,8 +116,9 @@ class Member(Serving):
         base = self._base / self.node / "life-0"
         await trio.sleep(self.plan.joins_s)
         has_served = False
+        was_missing = False
         for number in range(self.knobs.lives):
-            if self.is_forgotten or not has_served:
+            if self.is_forgotten or was_missing or not has_served:
                 self.came_s = MACHINE.moment_s
                 self.is_forgotten = False
             if not base.exists():
@@ -143,6 +146,7 @@ class Member(Serving):
                 self.is_gone = True
                 return
             await trio.sleep(absence.seconds)
+            was_missing = absence.seconds > NODE_TIMEOUT_S
             self.is_away = False
 
     def _new_tier(self, number: int) -> Path:

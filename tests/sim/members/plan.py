@@ -21,6 +21,9 @@ CACHED_S = (0.0, 3.0, 30.0)
 """For how long the storage's client may remember a listing and a record: less than what acpfs
 reckons with.
 """
+DAWDLES = 0.4
+DAWDLES_NUMBER = 31
+"""With this one no history of the corpus dawdles: those are what they were before any did."""
 
 
 class Style(enum.Enum):
@@ -101,6 +104,8 @@ class Plan:
     """`keep_last_persisted`."""
     awaits_news: bool
     """Checkpoints begin at once as somebody is back, or as somebody's clock is set."""
+    dawdles: bool
+    """The temporary file of a pointer may be stored before it is renamed to the pointer's name."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Plan:
@@ -117,6 +122,7 @@ class Plan:
             changes_coordinator=chance.random() < 0.5,
             is_guarded=chance.random() < 0.3,
             awaits_news=False,
+            dawdles=False,
         )
 
     @classmethod
@@ -136,6 +142,7 @@ class Plan:
             changes_coordinator=True,
             is_guarded=False,
             awaits_news=True,
+            dawdles=choices.stream("dawdles", DAWDLES_NUMBER).random() < DAWDLES,
         )
 
     def __str__(self) -> str:
@@ -149,6 +156,7 @@ class Plan:
             "any member writes the pointer" if self.changes_coordinator else "",
             "the last checkpoint is guarded" if self.is_guarded else "",
             "checkpoints begin as something changes" if self.awaits_news else "",
+            "the pointer is renamed some time after it was made" if self.dawdles else "",
             *map(_words_of, self.members),
         ]
         return ", ".join(word for word in words if word)

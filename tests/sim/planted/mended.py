@@ -164,4 +164,12 @@ MENDED_BUGS = [
         "                if False:\n",
         profiles=("short",),
     ),
+    Bug(
+        "pointer-without-content",
+        "a pointer's content is on the storage under a name that others write, too, when it waits",
+        "filesystem/pointer_content.py",
+        "        if not (self._waits and self._peers.anybody) or node.unlogged:\n",
+        "        if self._waits or node.unlogged:\n",
+        profiles=("members",),
+    ),
 ]
