@@ -142,9 +142,10 @@ def persisted_checkpoints(
     line = Line() if line is None else line
 
     place = _located(directory)
+    after = time.monotonic()  # not in the thread, which may run late
 
     def watch() -> None:
-        _watch(place, told.put, line, count, settle_s, time.monotonic())
+        _watch(place, told.put, line, count, settle_s, after)
         told.put(None)
 
     thread = threading.Thread(target=watch, name="acpfs-persisted", daemon=True)

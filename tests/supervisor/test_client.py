@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -296,6 +297,43 @@ def test_where_its_start_is_interrupted_nobody_is_told_later(
         client.on_persisted("run", print)
     go.set()
     (thread,) = started
-    thread.join(10.0)
+    thread.join(60.0)
     assert not thread.is_alive()
     assert asked == []
+
+
+@pytest.mark.clause("S115")
+def test_what_becomes_safe_before_the_thread_runs_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = threading.Event()
+    go = threading.Event()
+    asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+    run = threading.Thread.run
+
+    def late(thread: threading.Thread) -> None:
+        if thread.name == "acpfs-persisted":
+            started.set()
+            go.wait()
+        run(thread)
+
+    def ask(_record: object, _verb: str, args: dict[str, float], *_more: object) -> None:
+        asked.put(args["after"])
+
+    monkeypatch.setattr(
+        registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path))
+    )
+    monkeypatch.setattr(control_client, "request", ask)
+    monkeypatch.setattr(threading.Thread, "run", late)
+    line = Line()
+    safe = client.persisted_checkpoints("run", line=line)
+    with closing(safe), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        nothing = pool.submit(next, safe, None)
+        is_late = started.wait(60)
+        becomes_safe = time.monotonic()
+        go.set()
+        after = asked.get(timeout=60)
+        line.cut()
+        assert nothing.result(timeout=60) is None
+    assert is_late
+    assert after < becomes_safe
