@@ -117,9 +117,13 @@ def mute(tmp_path: Path) -> Iterator[Mute]:
 
 
 @pytest.fixture
-def babbling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
-    # Its thread may not get a turn for a while: then it is silent, and nobody's deadline is over.
+def _patient(_short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers may not get a turn for a while: then it is silent, and has no fault."""
     monkeypatch.setattr(client, "SILENCE_S_MAX", 600.0)
+
+
+@pytest.fixture
+def babbling(tmp_path: Path, _patient: None) -> Iterator[Mute]:
     made = Mute(tmp_path, AT_IT)
     yield made
     made.close()
@@ -163,6 +167,7 @@ def test_an_unmount_ends_where_the_worker_is_at_it_for_ever(babbling: Mute) -> N
         umount.umount(MOUNTPOINT, SHORT_S, leave=False)
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.clause("S300", "S443")
 def test_a_request_goes_on_with_another_supervisor_that_has_the_mount(tmp_path: Path) -> None:
     """As after a take-over, and the death of the worker that came with it: the process that was
@@ -197,6 +202,7 @@ def _die_once(listener: socket.socket) -> None:
             connection.sendall(answer)
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.clause("S443")
 def test_a_request_waits_for_a_socket_that_is_made_anew(tmp_path: Path) -> None:
     """Somebody has cleaned the run directory: the daemon lives, and nobody listens there for a
