@@ -207,7 +207,7 @@ def test_the_worker_is_killed_in_the_middle(
         pid = mount.kill_worker()
         mount.wait_status(lambda status: status["worker"]["pid"] != pid)
         fault_fs.thaw()
-        assert reader.result(60) == data[MIB:]
+        assert reader.result(120) == data[MIB:]
     assert whole(mount.path / "f") == data
     wait_counted(mount, "warmed_files", 1)
     ram = mount.status()["ram"]
@@ -250,7 +250,7 @@ def test_changed_below_in_the_middle(
             fault_fs.wait_hits(rule)
             change(below, new)
             fault_fs.thaw()
-            error = reader.exception(30)
+            error = reader.exception(120)
             assert error is None or (
                 change is replaced and isinstance(error, OSError) and error.errno == errno.ESTALE
             )  # as on NFS
@@ -314,7 +314,7 @@ def test_changed_here_in_the_middle(
                 changed.result(120)
             fault_fs.thaw()
             changed.result(120)
-            rest = reader.result(60)
+            rest = reader.result(120)
         if name == "unlink":
             assert rest == data[MIB:]
         else:
@@ -343,7 +343,7 @@ def test_it_goes_when_a_writer_needs_the_room(
         (mount.path / "g").write_bytes(new)
         assert whole(mount.path / "g") == new
         fault_fs.thaw()
-        assert reader.result(60) == data[MIB:]
+        assert reader.result(120) == data[MIB:]
     mount.flush()
     assert (fault_fs.source / "g").read_bytes() == new
     status = mount.status()
