@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 LABELS = ("mount", "node")
 BACKLOG = 16
 """Scrapes that wait for the next worker."""
+_SO_NETNS_COOKIE = 71
+"""Missing in Python's `socket`."""
 
 
 class _FromStatus:
@@ -152,7 +154,19 @@ def is_bound_to(listening: socket.socket, port: int, address: str) -> bool:
         OSError: the address is not known.
     """
     _family, where = _resolved(port, address)
-    return bool(listening.getsockname()[:2] == where)
+    return bool(listening.getsockname()[:2] == where) and _is_of_this_network(listening)
+
+
+def _is_of_this_network(bound: socket.socket) -> bool:
+    """One that came from a container may be of its network: nobody asks there any more."""
+    with socket.socket() as own:
+        try:
+            mine, its = (
+                one.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8) for one in (own, bound)
+            )
+        except OSError:  # before Linux 5.14
+            return True
+    return mine == its
 
 
 def _resolved(port: int, address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -63,8 +63,7 @@ class MetricsTasks:
             MachineError: the port is taken, by somebody else.
         """
         if not self._settings.metrics_port:
-            if self._kept_fds:
-                self._keep([])  # mounted anew with other settings
+            self._let_go()
             task_status.started()
             return
         port = self._settings.metrics_port
@@ -99,7 +98,19 @@ class MetricsTasks:
             kept = socket.socket(fileno=os.dup(fd))
             if is_bound_to(kept, port, address):
                 return kept
-            kept.close()  # mounted anew with other settings
+            kept.close()
+        self._let_go()  # else its port is never free
         made = listen_for_scrapes(port, address)
-        self._keep([made.fileno()])
+        self._keep(
+            [os.dup(made.fileno())]
+        )  # given to the next supervisor, too, whoever closes ours
         return made
+
+    def _let_go(self) -> None:
+        """Mounted anew with other settings, or in another place: nobody serves at the old one."""
+        if not self._kept_fds:
+            return
+        self._keep([])
+        for fd in self._kept_fds:
+            os.close(fd)
+        self._kept_fds = ()

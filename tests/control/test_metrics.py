@@ -1,8 +1,11 @@
 """Metrics are the status's numbers under stable names."""
 
+import ctypes
+import os
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,11 +13,16 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from acpfs.config import Settings
 from acpfs.control import metric_table
 from acpfs.control.metrics import Metrics, is_bound_to, listen_for_scrapes
 from acpfs.runtime.threads import Threads
+from acpfs.worker import metrics_tasks
+from acpfs.worker.metrics_tasks import MetricsTasks
 from tests.control.double import DoubleSubject
 from tests.rig.ports import free_port
+
+CLONE_NEWNET = 0x40000000
 
 
 @pytest.fixture
@@ -103,6 +111,61 @@ def test_a_socket_that_was_kept_is_known_by_its_address(address: str) -> None:
         assert is_bound_to(bound, port, address)
         assert not is_bound_to(bound, port + 1, address)
         assert not is_bound_to(bound, port, "127.0.0.2")
+
+
+@pytest.mark.clause("S621")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have another network")
+def test_a_socket_of_another_network_is_not_that_one() -> None:
+    """As of the container that had the mount before."""
+    port = free_port()
+
+    def listen_elsewhere() -> socket.socket:
+        assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0  # of this thread alone
+        return listen_for_scrapes(port, "0.0.0.0")
+
+    with ThreadPoolExecutor(1) as pool, pool.submit(listen_elsewhere).result() as bound:
+        assert not is_bound_to(bound, port, "0.0.0.0")
+
+
+@pytest.mark.clause("S621")
+def test_with_another_address_the_socket_that_was_kept_is_let_go(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same port, which was never free."""
+    monkeypatch.setattr(metrics_tasks, "AGAIN_S", 0.01)
+    port = free_port()
+    kept = [listen_for_scrapes(port, "127.0.0.1").detach()]
+    supervisors = [os.dup(kept[0])]
+    served_anew = trio.Event()
+
+    def keep(fds: Sequence[int]) -> None:
+        while supervisors:
+            os.close(supervisors.pop())
+        supervisors.extend(map(os.dup, fds))
+        if fds:
+            served_anew.set()
+
+    settings = Settings(
+        backing=tmp_path, mountpoint=tmp_path / "mnt", metrics_port=port, metrics_address="0.0.0.0"
+    )
+    tasks = MetricsTasks(settings, metrics, Threads(), kept, keep, taken_over=True)
+
+    async def take_over() -> bytes:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(tasks.serve)
+                await served_anew.wait()
+                answer = await trio.to_thread.run_sync(ask)
+                nursery.cancel_scope.cancel()
+        return answer
+
+    def ask() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            return bytes(answer.read())
+
+    assert b"acpfs_ram_used_bytes" in trio.run(take_over)
+    with socket.socket(fileno=supervisors.pop()) as next_ones:
+        assert is_bound_to(next_ones, port, "0.0.0.0")
 
 
 @pytest.mark.clause("S303")
