@@ -192,6 +192,8 @@ class _Answers:
         self._record = record
         self._until = until
         self._is_repeatable = is_repeatable
+        self._asked: Path | None = None
+        """The worker that listens, in /proc; None: that cannot be told, or it has been killed."""
 
     def to(self, question: bytes, line: Line) -> Iterator[Json]:
         """Ask, and yield the messages that come, up to the end of the connection.
@@ -203,6 +205,7 @@ class _Answers:
         record = self._record
         with _connected(record) as connection:
             try:
+                self._asked = _listener(connection)
                 line.take(connection)
                 with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
                     connection.sendall(question)
@@ -239,25 +242,26 @@ class _Answers:
             try:
                 return connection.recv(_CHUNK_BYTES)
             except TimeoutError:
-                if self._is_repeatable and _is_killed(connection):
+                # It may be asked twice so: what a worker has not taken comes to the next one.
+                if self._is_repeatable and self._asked is not None and _is_killed(self._asked):
                     raise _EndedError(
                         f"the daemon of {self._record.mountpoint} was killed before it answered"
                     ) from None
 
 
-def _is_killed(connection: socket.socket) -> bool:
-    """Whether the worker that listened when the connection was made has been killed, be it that it
-    cannot end.
-
-    The question may have come to the next one all the same, which is silent as yet: to be asked
-    only where it can be repeated. False where that process cannot be seen from here.
-    """
+def _listener(connection: socket.socket) -> Path | None:
+    """Who listened when the connection was made, in /proc, if that one lives and is seen here."""
     pid, _uid, _gid = _PEERCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     )
     process = directory_of(pid)
+    return None if process is None or _is_killed(process) else process
+
+
+def _is_killed(process: Path) -> bool:
+    """Whether it has been killed, be it that it cannot end."""
     try:
-        return process is not None and (has_ended(process) or is_ended_by_signal(process, own=True))
+        return has_ended(process) or is_ended_by_signal(process, own=True)
     except OSError:
         return False
 
