@@ -25,7 +25,9 @@ from acpfs.backing.health import (
 from acpfs.backing.progress import Progress
 from acpfs.descriptors import readable
 from acpfs.runtime.clock import Timer, TimerThread
+from tests.filesystem.world import is_idle
 from tests.rig.runtime import REAL, clock_of
+from tests.rig.storage.servers import until
 
 
 class Hang:
@@ -69,6 +71,8 @@ def test_results_and_errors_reach_the_caller(pool: CallPool) -> None:
 def test_threads_grow_only_as_needed_and_up_to_the_limit(pool: CallPool, hang: Hang) -> None:
     for _ in range(10):
         pool.submit("quick", int).result(60)
+        # who has a result may ask again before the thread that gave it waits for more
+        until(lambda: is_idle(pool), "the thread has nothing to do")
     assert pool.statistics().threads == 1
     futures = [pool.submit("hang", hang) for _ in range(5)]
     for _ in range(3):
@@ -93,9 +97,9 @@ def test_patience_ends_before_the_call(pool: CallPool, hang: Hang) -> None:
 
 
 def test_patient_future_takes_over_results_and_errors(pool: CallPool) -> None:
-    assert pool.patient(pool.submit("ok", lambda: 5), 5).result(60) == 5
+    assert pool.patient(pool.submit("ok", lambda: 5), 60).result(60) == 5
     with pytest.raises(FileNotFoundError):
-        pool.patient(pool.submit("fail", fail, errno.ENOENT), 5).result(60)
+        pool.patient(pool.submit("fail", fail, errno.ENOENT), 60).result(60)
 
 
 def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(
@@ -151,7 +155,7 @@ def test_many_patient_calls_at_once(hang: Hang) -> None:
     pool = CallPool("test", 3, replace(REAL, clock=clock_of(timers=timers)))
     call = pool.submit("hang", hang)
     patient: list[Future[str]] = [pool.patient(call, 0.01 + 0.001 * (i % 20)) for i in range(200)]
-    done, _not_done = wait(patient, 10)
+    done, _not_done = wait(patient, 60)
     assert len(done) == 200
     quick = pool.submit("quick", int)
     for _ in range(6000):
@@ -196,7 +200,7 @@ def test_who_has_lost_patience_takes_no_place_in_the_queue(
     tired = [pool.submit("wait", int) for _ in range(4)]
     assert all(call.cancel() for call in tired)
     assert all(call.cancel() for call in tired), "a second time is as good"
-    assert wait(tired, 5).not_done == set()
+    assert wait(tired, 60).not_done == set()
     assert pool.statistics().waiting == 0
     more = pool.submit("more", int)
     hang.over.set()

@@ -8,6 +8,7 @@ import ast
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,6 +57,9 @@ BY_PATH = {
 """
 LAYERS_BELOW_CONTROL = ("backing", "filesystem", "writeback", "transport")
 ROUNDS_S = 1.5
+ROUNDS_S_MAX = 240.0
+"""On a machine that has no turn for this test."""
+ENOUGH = 100
 
 
 def path_calls(file: Path) -> Iterator[tuple[ast.Call, str]]:
@@ -224,18 +228,17 @@ def test_a_swapped_directory_leads_nowhere(directory: BackingDirectory, tmp_path
     ]
     done = {True: 0, False: 0}
     with swapping(tmp_path / "inside", outside) as swaps:
-        ends = threading.Event()
-        timer = threading.Timer(ROUNDS_S, ends.set)
-        timer.start()
-        while not ends.is_set():
+        begun = time.monotonic()
+        while (took_s := time.monotonic() - begun) < ROUNDS_S or (
+            took_s < ROUNDS_S_MAX and min(swaps[0], done[True], done[False]) <= ENOUGH
+        ):
             for attempt in attempts:
                 try:
                     attempt()
                     done[True] += 1
                 except OSError:
                     done[False] += 1
-        timer.join()
-    assert min(swaps[0], done[True], done[False]) > 100  # both were met
+    assert min(swaps[0], done[True], done[False]) > ENOUGH  # both were met
     assert b"outside" not in seen
     assert b"only-here" not in seen
     assert state(outside) == before
