@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from acpfs.control.metric_table import (
     BACKING_HEALTH,
@@ -31,7 +29,6 @@ from acpfs.control.reports import DurationsReport, Status
 from acpfs.runtime.threads import Threads
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
@@ -126,7 +123,9 @@ class Metrics:
         """Serve at a listening socket, which stays the caller's; returns what stops it."""
         from prometheus_client import make_wsgi_app
 
-        server = _MetricsServer(listening, make_wsgi_app(self._registry))
+        from acpfs.control.metrics_server import MetricsServer
+
+        server = MetricsServer(listening, make_wsgi_app(self._registry))
         serving = threads.start("metrics", server.serve_forever)
 
         def stop() -> None:
@@ -173,23 +172,3 @@ def _resolved(port: int, address: str) -> tuple[socket.AddressFamily, tuple[str,
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _type, _protocol, _name, where = found[0]
     return family, (str(where[0]), port)
-
-
-class _SilentHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Who scrapes is no news."""
-
-
-class _MetricsServer(ThreadingMixIn, WSGIServer):
-    """A thread per scrape, at a socket that others have bound: it may be an earlier worker's."""
-
-    daemon_threads = True
-
-    def __init__(self, listening: socket.socket, app: WSGIApplication) -> None:
-        where: tuple[str, int] = listening.getsockname()[:2]
-        super().__init__(where, _SilentHandler, bind_and_activate=False)
-        self.socket.close()  # made by the base class, and not bound
-        self.socket = listening.dup()
-        self.server_name, self.server_port = where  # as `server_bind` sets them
-        self.setup_environ()
-        self.set_app(app)
