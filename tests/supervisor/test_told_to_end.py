@@ -236,6 +236,8 @@ def test_workers_that_die_of_draining_are_not_replaced_for_ever(
     with in_foreground(mount, *STALLED, "--log-file", str(log)) as daemon:
         (mount.path / "f").write_bytes(DATA)
         daemon.send_signal(signal.SIGTERM)
+        # a death that the supervisor hears of before the signal is none of a drain
+        wait_draining(mount, 1)
         killed = set()
         while daemon.poll() is None:
             with contextlib.suppress(
