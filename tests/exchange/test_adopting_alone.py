@@ -106,7 +106,7 @@ def test_a_node_that_is_lost_is_adopted_by_its_holder(tmp_path: Path, fault_fs: 
             "renamed": files["f1"],
             "f2": files["f2"],
         }
-        assert holds.status()["ram"]["held_bytes"] == 0
+        holds.wait_status(lambda now: now["ram"]["held_bytes"] == 0)  # deleted behind that
         (holds.path / "latest").write_bytes(b"f2")
         holds.flush()  # nobody is withheld for it
 
