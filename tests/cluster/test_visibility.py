@@ -50,7 +50,7 @@ def test_every_node_loads_what_the_others_still_drained(
         job = Job(stand.paths(), 1, shard_bytes=(1 << 17, 1 << 18))
 
         def rank(node: AcpfsMount) -> str:
-            node.ask("wait_nodes", timeout_s=60)
+            node.ask("wait_nodes", timeout_s=None)
             return looks_right(node.path, job.name)
 
         for _ in range(2):
