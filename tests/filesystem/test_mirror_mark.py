@@ -147,6 +147,48 @@ def test_a_mark_that_was_late_takes_no_journal_in_use_away(made: Made) -> None:
     assert (made.directory.path / log_name(made.mark())).exists()
 
 
+@pytest.mark.clause("S625")
+@pytest.mark.parametrize("moment", ["before it is made", "while it is made"])
+def test_a_journal_that_another_one_has_replaced_already_leaves_nothing(
+    made: Made, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its thread came late; by then the others had been removed."""
+    tokens: list[str] = []
+    began = threading.Event()
+    go_on = threading.Event()
+    ended = threading.Event()
+    run = made.mirror._run
+    begin = DiskPlace.begin
+
+    def waits() -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+
+    def runs(token: str, snapshot: sqlite3.Connection) -> None:
+        tokens.append(token)
+        if token == tokens[0] and moment == "before it is made":
+            waits()
+        run(token, snapshot)
+        if token == tokens[0]:
+            ended.set()
+
+    def begins(place: DiskPlace, token: str, snapshot: sqlite3.Connection) -> DiskJournal:
+        if token == tokens[0] and moment == "while it is made":
+            waits()
+        return begin(place, token, snapshot)
+
+    monkeypatch.setattr(made.mirror, "_run", runs)
+    monkeypatch.setattr(DiskPlace, "begin", begins)
+    with made.lock:
+        made.mirror.begin()
+    assert began.wait(WAIT_S)
+    second = marked(made)
+    go_on.set()
+    assert ended.wait(WAIT_S)
+    assert second == made.mark() == made.mirror.token != tokens[0]
+    assert {name.partition(".")[0] for name in made.directory.names()} == {f"mirror-{second}"}
+
+
 def stored(made: Made, number: int) -> Op:
     """A STORE, logged and recorded."""
     with made.lock:

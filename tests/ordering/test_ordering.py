@@ -98,7 +98,7 @@ def training(mount: AcpfsMount, application: Application, seed: int) -> Training
 
 def finish(mount: AcpfsMount, faults: FaultFs, application: Application) -> None:
     """Drain, and hold everything that was ever visible against the history."""
-    mount.flush(timeout_s=90)
+    mount.flush()
     instants = check(faults.journal(), application.states)
     assert tree_of(faults.source) == application.states[-1]
     assert tree_of(mount.path) == application.states[-1]
@@ -124,7 +124,7 @@ def test_every_instant_is_a_state_of_the_application(
     for number in range(rounds):
         run.round()
         if number % 8 == 7:
-            mount.flush(timeout_s=90)
+            mount.flush()
     finish(mount, fault_fs, application)
     mount.umount()
     fault_fs.clear()
@@ -150,12 +150,12 @@ def test_what_the_guard_holds_is_the_only_exception(
         if number == ROUNDS // 4:
             mount.kill()
             mount.start()
-    mount.flush(timeout_s=90)
+    mount.flush()
     released = (
         mount.status()["counters"]["guard_released_newer"] + mount.ask("release")["checkpoints"]
     )
     assert released, "nothing was held"
-    mount.flush(timeout_s=90)
+    mount.flush()
     assert (
         check(fault_fs.journal(), application.states, guarded=lambda path: path.startswith("iter_"))
         > 0
@@ -221,7 +221,7 @@ def test_several_applications_each_in_order(
         thread.start()
     for thread in threads:
         thread.join()
-    mount.flush(timeout_s=90)
+    mount.flush()
     for application in applications:
         check(fault_fs.journal(), application.states, below=application.root.name + "/")
         assert tree_of(fault_fs.source / application.root.name) == application.states[-1]

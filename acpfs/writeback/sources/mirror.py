@@ -271,11 +271,15 @@ class Mirror:
         try:
             with contextlib.closing(self._seed(token, snapshot)) as journal:
                 with self._changed:
-                    if token != self._token:
-                        return  # another one was begun meanwhile, and has to be seeded itself
-                    if self._stage is JournalStage.SEEDING:
+                    is_over = token != self._token
+                    if not is_over and self._stage is JournalStage.SEEDING:
                         self._stage = JournalStage.FOLLOWING
                     self._changed.notify_all()
+                if is_over:
+                    # another one was begun meanwhile, and has to be seeded itself; it may have
+                    # removed the others by now, and no mark has named this one
+                    self._place.remove(token)
+                    return
                 self._mark_soon(token)
                 while (batch := self._next(token, is_lazy=journal.is_lazy)) is not None:
                     self._apply(journal, batch)
@@ -287,7 +291,7 @@ class Mirror:
 
     def _seed(self, token: str, snapshot: sqlite3.Connection) -> Journal:
         with self._changed:
-            site = self._site
+            site = self._site if token == self._token else None
         if site is None:
             snapshot.close()
             raise OSError(errno.EHOSTDOWN, "there is no place for it now")
