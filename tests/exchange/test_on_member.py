@@ -324,6 +324,28 @@ def test_a_journal_at_a_holder_is_the_one_that_a_disk_would_have(
     assert list(tmp_path.glob("seed-*")) == []
 
 
+@clause("S625")
+def test_a_journal_that_is_begun_while_names_are_listed_is_known_and_can_be_removed(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a connection was lost, and the same session goes on."""
+    network.add("h")
+    place = network.place()
+    place.begin()
+    put = network.put
+
+    def put_late(to: MemberAddress, said: Message, fd: int, position: int) -> Message:
+        assert place.names() == []
+        monkeypatch.undo()
+        return put(to, said, fd, position)
+
+    monkeypatch.setattr(network, "put", put_late)
+    state = sqlite3.connect(":memory:", check_same_thread=False)
+    state.execute("CREATE TABLE one (n INTEGER, b BLOB)")
+    place.begin_journal("0123456789abcdef", state).close()
+    assert place.tokens() == ["0123456789abcdef"]
+
+
 @clause("S586", "S601")
 def test_no_second_session_where_the_first_may_be(
     network: Network, monkeypatch: pytest.MonkeyPatch

@@ -324,14 +324,13 @@ class MemberPlace:
 
     def _names(self) -> Iterator[str]:
         last = ""
-        with self._lock:
-            self._tokens.clear()
         while True:
             answer = self._say({"what": "names", "after": last})
             found = answer.get("names")
             if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
                 raise HolderError("its list of names is none")
             with self._lock:
+                # beside what is known: a journal that is being begun may have no file there yet
                 self._tokens |= {
                     one.removeprefix(MIRROR_PREFIX).partition(".")[0]
                     for one in found
@@ -406,9 +405,10 @@ class MemberPlace:
 
     def begin_journal(self, token: str, snapshot: sqlite3.Connection) -> MemberJournal:
         """See `journal_place.JournalSite.begin`."""
-        with self._lock:
-            self._tokens.add(token)
         session = self._current()
+        with self._lock:
+            # behind that: a session that begins now forgets it, and takes nothing of it
+            self._tokens.add(token)
         fd, path = tempfile.mkstemp(prefix="seed-", dir=self._scratch)
         try:
             with (
