@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
 
 
 class _SilentHandler(WSGIRequestHandler):
@@ -21,7 +18,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, app: WSGIApplication) -> None:
+    def __init__(self, listening: socket.socket, app: Callable[..., Iterable[bytes]]) -> None:
         where: tuple[str, int] = listening.getsockname()[:2]
         super().__init__(where, _SilentHandler, bind_and_activate=False)
         self.socket.close()  # made by the base class, and not bound
