@@ -21,8 +21,6 @@ from acpfs.errors import ExitCode
 LOOK_INTERVAL_S = 0.25
 LOOK_SHARE = 20.0
 """Pauses are at least so many times what the look took."""
-ALIVE_INTERVAL_S = 10.0
-"""A client that hears nothing for a minute takes the daemon for dead."""
 SETTLE_S = 5.0
 SAFE = ("persisted", "verified", "evicted")
 
@@ -90,7 +88,6 @@ async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json
     after = request.seconds("after")
     after = subject.clock.now() if after is None else after
     told: dict[str, tuple[int, int, float]] = {}
-    heard_at = trio.current_time()
     seen = -1
     unripe = False
     while True:
@@ -109,10 +106,6 @@ async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json
                 if told.get(report.path) != mark:
                     told[report.path] = mark
                     await tell(_event(subject, report))
-                    heard_at = trio.current_time()
-        if trio.current_time() - heard_at > ALIVE_INTERVAL_S:
-            heard_at = trio.current_time()
-            await tell({"event": "watching"})
         await trio.sleep(max(LOOK_INTERVAL_S, LOOK_SHARE * (subject.clock.now() - began)))
 
 

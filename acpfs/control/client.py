@@ -31,8 +31,8 @@ GRACE_S = 30.0
 Then it ends, whatever the daemon does.
 """
 SILENCE_S_MAX = 60.0
-"""A daemon that works on a request says something every second; one that says nothing for so long
-has a fault.
+"""A daemon that works on a request says something every few seconds, whatever it waits for; one
+that says nothing for so long has a fault.
 """
 SILENCE_S = 2.0
 """After so long it is looked whether the worker that was asked has been killed: one that is in a
@@ -177,7 +177,7 @@ def _request(
             )
         if message.get("event") == "items":
             items += message["items"]
-        elif on_event is not None:
+        elif on_event is not None and message.get("event") != "alive":
             on_event(message)
     raise _EndedError(
         f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered"

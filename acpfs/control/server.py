@@ -34,6 +34,7 @@ from acpfs.control.socket_messages import (
 )
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import Answer
+from acpfs.control.worker_contract import Report
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
 from acpfs.logger import get_logger
 
@@ -45,6 +46,8 @@ WAITING_MAX = 64
 """
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
+ALIVE_INTERVAL_S = 5.0
+"""Whoever waits hears something at least so often (`client.SILENCE_S_MAX`)."""
 LISTEN_BACKLOG = 64
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
@@ -211,23 +214,14 @@ class ControlServer:
             )
             return
         async with trio.open_nursery() as nursery:
+            client = _Client(stream, nursery.cancel_scope)
             nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
-            answer = await self._handle(
-                replace(request, uid=_uid(stream.socket)), stream, nursery.cancel_scope
-            )
-            await _answer(stream, answer)
+            nursery.start_soon(client.say_now_and_then)
+            answer = await self._handle(replace(request, uid=_uid(stream.socket)), client.tell)
+            await client.say(answer)
             nursery.cancel_scope.cancel()
 
-    async def _handle(
-        self, request: ControlRequest, stream: trio.SocketStream, scope: trio.CancelScope
-    ) -> Json:
-        async def tell(event: Json) -> None:
-            try:
-                await _answer(stream, event)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                # not raised: it would travel through the handler's nurseries as a group
-                scope.cancel()
-
+    async def _handle(self, request: ControlRequest, tell: Report) -> Json:
         answer = self._answers.get(request.verb)
         try:
             if answer is None:
@@ -258,6 +252,46 @@ class ControlServer:
             gid == self._gid or self._gid in _peer_groups(connection)
         )
         return Rights.MEMBER if member else Rights.NONE
+
+
+class _Client:
+    """Who has asked, and waits."""
+
+    def __init__(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        """`scope`: of the request, which ends when nobody waits for it any more."""
+        self._stream = stream
+        self._scope = scope
+        self._one_at_a_time = trio.Lock()
+        self._said_at = trio.current_time()
+
+    async def say(self, message: Json) -> None:
+        """Send it whole, before anything else is sent.
+
+        Raises:
+            trio.BrokenResourceError: nobody takes it.
+        """
+        async with self._one_at_a_time:
+            await _answer(self._stream, message)
+            self._said_at = trio.current_time()
+
+    async def tell(self, event: Json) -> None:
+        """`say`; where nobody takes it, the request ends."""
+        try:
+            await self.say(event)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # not raised: it would travel through the handler's nurseries as a group
+            self._scope.cancel()
+
+    async def say_now_and_then(self) -> None:
+        """Whatever the request waits for, such as a backing directory that hangs: a client takes
+        long silence for a fault.
+        """
+        while True:
+            quiet_s = trio.current_time() - self._said_at
+            if quiet_s >= ALIVE_INTERVAL_S:
+                await self.tell({"event": "alive"})
+            else:
+                await trio.sleep(ALIVE_INTERVAL_S - quiet_s)
 
 
 def _check_arguments(request: ControlRequest) -> None:

@@ -641,6 +641,44 @@ def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(
     serve(tmp_path, scenario)
 
 
+@pytest.mark.clause("S629")
+@pytest.mark.parametrize("verb", ["wait", "flush", "verify"])
+def test_who_waits_for_a_backing_directory_that_hangs_hears_that_the_daemon_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """What is asked of it counts nothing that could be told."""
+    monkeypatch.setattr(server, "ALIVE_INTERVAL_S", 0.01)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.stuck = True
+        question = json.dumps({"verb": verb, "args": {"paths": ["a"]}}).encode() + b"\n"
+        async with await trio.open_unix_socket(record.socket) as stream:
+            await stream.send_all(question)
+            received = b""
+            while received.count(b"\n") < 3:
+                received += await stream.receive_some()
+        told = [json.loads(line) for line in received.splitlines()[:3]]
+        assert told == 3 * [{"event": "alive"}]
+
+    serve(tmp_path, scenario)
+
+
+def test_that_the_daemon_lives_is_no_event_for_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ALIVE_INTERVAL_S", 0.01)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        events: list[Any] = []
+        subject.persisted_rows = (2, 2)
+        question = {"paths": ["a"], "count": 3, "timeout_s": 0.5}
+        with pytest.raises(AcpfsError, match="2 of 3 files"):
+            await ask(record, "wait", question, events)
+        assert {event["event"] for event in events} <= {"progress"}
+
+    serve(tmp_path, scenario)
+
+
 def test_waiting_for_files_that_never_come_ends_with_what_there_is(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.persisted_rows = (2, 2)
