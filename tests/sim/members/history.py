@@ -31,6 +31,10 @@ TAKES_TURNS = 0.9
 ASK_AGAIN_S = 5.0
 CACHES_S = 3.0
 """After which each member asks the storage anew."""
+LAST_LIVES_S = 1200.0
+"""What waits for who is gone, and whom only the operator of the end gives up, looks twice a second,
+so a life in which nothing else is done comes to the most turns that one may have.
+"""
 
 
 class MembersHistory:
@@ -227,7 +231,7 @@ class MembersHistory:
         began_s = MACHINE.moment_s
         while any(not self._is_at_last(one) for one in self.members):
             self.look()
-            if MACHINE.moment_s - began_s > DRAIN_MAX_S:
+            if MACHINE.moment_s - began_s > LAST_LIVES_S:
                 for member in self.members:
                     self._end_early(member)
             for member in self.members:
