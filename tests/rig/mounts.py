@@ -58,8 +58,9 @@ Known = tuple[int, str]
 
 A number alone is another process' within minutes, where few are given (pid_max of 32768).
 """
-WHOLE_STATE = ("state", "queue", "backing_health", "worker")
-"""Shown of a status of which nothing was looked at."""
+LEFT_OUT = ("durations", "features")
+REST_CHARACTERS = 4000
+"""Shown of what was not looked at: a whole status would be most of a log that is cut short."""
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -74,7 +75,7 @@ class CommandError(Exception):
 
 
 class LookedAt(dict[str, Any]):
-    """A status that knows which of its parts were looked at: a whole one is too long for a log."""
+    """A status that knows which of its parts were looked at: those are told first."""
 
     def __init__(self, status: dict[str, Any]) -> None:
         super().__init__(status)
@@ -83,6 +84,12 @@ class LookedAt(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         self.looked_at.add(key)
         return super().__getitem__(key)
+
+    def told(self) -> str:
+        """In two lines."""
+        seen = {key: value for key, value in self.items() if key in self.looked_at}
+        rest = {key: value for key, value in self.items() if key not in (*seen, *LEFT_OUT)}
+        return f"{json.dumps(seen)}\nbeside it: {json.dumps(rest)[:REST_CHARACTERS]}"
 
 
 class AcpfsMount:
@@ -387,7 +394,7 @@ class AcpfsMount:
         """Ask for the status until `condition(status)` holds.
 
         Raises:
-            TimeoutError: it never did; with the parts of the status that the condition looked at.
+            TimeoutError: it never did; with what the condition looked at, and the rest in short.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -395,8 +402,7 @@ class AcpfsMount:
             if condition(status):
                 return dict(status)
             if time.monotonic() > deadline:
-                seen = {key: status[key] for key in sorted(status.looked_at) or WHOLE_STATE}
-                raise TimeoutError(f"status never came so far: {json.dumps(seen)}")
+                raise TimeoutError(f"status never came so far: {status.told()}")
             self._pause()
 
     def _pause(self) -> None:
