@@ -181,6 +181,7 @@ class StateDatabase:
         """
         self._clock = runtime.clock
         self._tell_abandoned = abandoned
+        self._is_closed = False
         self.is_abandoned = False
         """Memory is not what a next worker will find: nothing of it may leave this one."""
         try:
@@ -406,7 +407,7 @@ class StateDatabase:
         """A bug left a step half done: the database stays as it was before it, for the next
         worker.
         """
-        if self.is_abandoned:
+        if self.is_abandoned or self._is_closed:
             return
         self._roll_back()
         self._statements.clear()
@@ -480,10 +481,12 @@ class StateDatabase:
         ]
 
     def close(self) -> None:
-        """Commit and close."""
+        """Commit and close; under the lock. The step of a thread that comes later fails, and that
+        is no bug.
+        """
         if self.is_abandoned:
             log.error("the state stays as it was before the last step", problem=self.problem)
-            self._db.close()  # its mark stays: it is that of one who was killed
+            self._close_database()  # its mark stays: it is that of one who was killed
             return
         if not self.commit():
             log.error(
@@ -492,6 +495,10 @@ class StateDatabase:
                 error=self.problem,
             )
         _in_use(self.path).unlink(missing_ok=True)
+        self._close_database()
+
+    def _close_database(self) -> None:
+        self._is_closed = True
         self._db.close()
 
     # -- transactions

@@ -38,6 +38,30 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     again.close()
 
 
+@pytest.mark.clause("S412")
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_step_of_a_thread_that_comes_after_the_end_is_no_bug(
+    tmp_path: Path, *, is_closed: bool
+) -> None:
+    """It ended a worker that could not begin to serve, with another reason than that."""
+    bugs: list[BaseException] = []
+    state = StateDatabase(tmp_path / "state", REAL, abandoned=bugs.append)
+    state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
+    if is_closed:
+        state.close()
+
+    def change() -> None:
+        if not is_closed:
+            raise sqlite3.ProgrammingError
+        state.change("INSERT INTO first VALUES (1)")
+
+    with pytest.raises(sqlite3.ProgrammingError), state.step():
+        change()
+    assert bool(bugs) is not is_closed
+    if not is_closed:
+        state.close()
+
+
 def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
