@@ -216,7 +216,9 @@ class ControlServer:
         async with trio.open_nursery() as nursery:
             client = _Client(stream, nursery.cancel_scope)
             nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
-            nursery.start_soon(client.say_now_and_then)
+            if request.verb in VERBS and VERBS[request.verb].lasting:
+                # any other one that says nothing for long has a fault, and its command ends by that
+                nursery.start_soon(client.say_now_and_then)
             answer = await self._handle(replace(request, uid=_uid(stream.socket)), client.tell)
             await client.say(answer)
             nursery.cancel_scope.cancel()

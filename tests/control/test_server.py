@@ -663,6 +663,28 @@ def test_who_waits_for_a_backing_directory_that_hangs_hears_that_the_daemon_live
     serve(tmp_path, scenario)
 
 
+@pytest.mark.clause("S442")
+def test_a_request_that_waits_for_nothing_and_hangs_does_not_say_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its command ends by the silence."""
+    monkeypatch.setattr(server, "ALIVE_INTERVAL_S", 0.01)
+    received = []
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        async def hang(_reason: str) -> None:
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(subject, "bypass", hang)
+        async with await trio.open_unix_socket(record.socket) as stream:
+            await stream.send_all(b'{"verb": "bypass", "args": {"reason": "a test"}}\n')
+            with trio.move_on_after(0.3):
+                received.append(await stream.receive_some())
+
+    serve(tmp_path, scenario)
+    assert received == []
+
+
 def test_that_the_daemon_lives_is_no_event_for_who_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
