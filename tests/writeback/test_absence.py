@@ -170,14 +170,20 @@ class Lying(MemoryLower):
 
 
 @clause("S6", "S23")
-@pytest.mark.parametrize("where", ["d/final", "d/tmp", "moved"])
+@pytest.mark.parametrize(
+    ("where", "at_once"),
+    [("d/final", False), ("d/tmp", False), ("moved", False), ("d/final", True), ("moved", True)],
+)
 def test_a_rename_that_was_only_said_to_be_done_is_made(
-    tmp_path: Path, run: Run, where: str
+    tmp_path: Path, run: Run, where: str, at_once: bool
 ) -> None:
+    """`at_once`: nothing ever has the temporary name there."""
     lower = Lying(tuple(where.encode().split(b"/")), times=4)
     world = World(tmp_path, lower)
     world.mkdir("d")
     world.store("d/tmp", b"1")
+    if not at_once:
+        run(world.drain)
     world.rename("d/tmp", "d/final")
     run(world.drain)
     world.rename("d", "moved")

@@ -25,6 +25,7 @@ from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.commits.conflicts import Conflicts
 from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.moved_contents import Moved, MovedContents
 from acpfs.writeback.commits.placing import Placing, StagingLostError
 from acpfs.writeback.commits.shut_directories import CHANGE, ENTER, ShutDirectories, Wanted
 from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
@@ -33,6 +34,7 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, VersionState
+from acpfs.writeback.log.pairs import Pairs
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
@@ -102,6 +104,10 @@ class Committer:
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
         self._stores = StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped)
+        self._pairs = Pairs(parts.log, parts.tree)
+        self._moved = MovedContents(
+            parts, placing, conflicts, self._stores, self._complete_attributes
+        )
         self._one_by_one = journaling.one_by_one
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
@@ -206,6 +212,8 @@ class Committer:
         """
         if group[at].kind not in REMOVING:
             self._listings.forget()
+        if (pair := self._pair(group[at : at + 2])) is not None:
+            return self._next_pair(pair, outcome)
         if not self._one_by_one and group[at].kind is OpKind.STORE:
             run = self._stores.carry_out(group[at : at + RUN_OPS_MAX], self._before)
             outcome.failed = run.failed
@@ -242,6 +250,89 @@ class Committer:
                 dict.fromkeys(directory for directory, _name in self._parts.places(op.ino))
             )
         return 1
+
+    def _pair(self, ops: list[Op]) -> Moved | None:
+        with self._lock:
+            if len(ops) < 2 or self._pairs.move_of(ops[0]) is not ops[1]:
+                return None
+            if any(self._log.get(op.seq) is not op for op in ops):
+                return None
+            content, move = ops
+            at = (content.parent, content.name)
+            to = (move.new_parent, move.new_name)
+            source = self._tree.path_at(*at)
+            target = self._tree.path_at(*to)
+            if source is None or target is None:
+                return None
+            return Moved(content, move, at, source, target, to)
+
+    def _next_pair(self, pair: Moved, outcome: GroupOutcome) -> int:
+        """Carry both out; where that is not possible the content alone, and the group has ended."""
+        content = pair.content
+        move = pair.move
+        self._doubtful = content.begun
+        self._changed = False
+        try:
+            self._catch_up(content)
+            self._catch_up(move)
+            if not self._moved.is_straight(pair):
+                self._next_alone(content, outcome)
+                return 0
+            if self.stopped or not self._begin_both(pair):
+                return 0
+            st = self.reaching(move, lambda: self._attempt_both(pair))
+        except StagingLostError:
+            content.take(Step.FAILED)
+            move.take(Step.FAILED)
+            outcome.lost = content
+            return 0
+        except OSError as error:
+            return self._pair_failed(pair, error, outcome)
+        self._done(content, st, outcome)
+        self._done(move, st, outcome)
+        return 2
+
+    def _pair_failed(self, pair: Moved, error: OSError, outcome: GroupOutcome) -> int:
+        """What was refused for certain is tried one by one: people are told which was."""
+        in_doubt = self._doubtful or self._changed or error.errno not in CERTAIN
+        for op in (pair.content, pair.move):
+            if op.started:
+                op.take(Step.FAILED if in_doubt else Step.TAKEN_BACK)
+        if in_doubt:
+            outcome.failed = pair.content
+            outcome.error = error
+        else:
+            self._next_alone(pair.content, outcome)
+        return 0
+
+    def _begin_both(self, pair: Moved) -> bool:
+        """See `_begin`; in one transaction, for a next worker takes what was begun alone for no
+        pair.
+        """
+        with self._lock:
+            if self._pairs.move_of(pair.content) is not pair.move:
+                return False
+            if any(self._log.get(op.seq) is not op for op in (pair.content, pair.move)):
+                return False
+            self._log.mark_begun(pair.content)
+            self._log.mark_begun(pair.move)
+            self._state.must_commit()
+            return True
+
+    def _attempt_both(self, pair: Moved) -> LowerStat | None:
+        self._before(pair.content)
+        self._before(pair.move)
+        with self._moving():
+            st = self._moved.put(pair, doubtful=self._doubtful)
+            self._changed = True
+        with self._settling(pair.move, moves=True):
+            self._moved.record(pair, st)
+            self._manifest.remove(pair.source)
+            if pair.content.version is None or st is None:
+                self._manifest.remove(pair.target)
+        self._conflicts.noted(pair.content, st)
+        self._conflicts.noted(pair.move, st)
+        return st
 
     def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
         outcome.done.append((op, st))

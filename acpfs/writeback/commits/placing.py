@@ -102,10 +102,11 @@ class Placing:
         """Make an entry under a name that another has taken from outside: beside it first, then
         over it.
         """
-        self._put_over(f"entry-{op.seq}", target, lambda path: self.make(op, path))
+        self.put_over(f"entry-{op.seq}", target, lambda path: self.make(op, path))
         self.repaired()
 
-    def _put_over(self, name: str, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+    def put_over(self, name: str, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+        """Make something under a name of the staging directory, and rename it into place."""
         path = self._lower.staging_path(staging := self._lower.stage_near(name, target[:-1]))
         self._lower.remove_staging(staging)
         make(path)
@@ -214,7 +215,7 @@ class Placing:
         present = self._parts.look(target)
         if present is not None and present.ino == ino:
             return False
-        self._put_over(f"link-{op.seq}", target, lambda path: self._lower.link(source, path))
+        self.put_over(f"link-{op.seq}", target, lambda path: self._lower.link(source, path))
         return True
 
     # -- names

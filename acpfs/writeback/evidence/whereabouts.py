@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.pairs import Pairs
 
 MOVING = frozenset({OpKind.RENAME, OpKind.EXCHANGE})
 TAKING = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.UNLINK})
@@ -50,6 +52,7 @@ class Whereabouts:
         self._log = log
         self._lock = lock
         self._left_as = left_as
+        self._pairs = Pairs(log, tree)
 
     # -- questions, as `Lower` has them
 
@@ -102,9 +105,29 @@ class Whereabouts:
                 return path
             path = self._by_another_name(path, doubtful)
             moves = [move for op in doubtful if (move := self._move(op)) is not None]
+            contents = self._contents_for(path, doubtful)
         for move in moves:
             path = self._through(move, path)
+        for content in contents:
+            if self._is_there(content, path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # it was replaced
         return path
+
+    def _contents_for(self, path: LowerPath, doubtful: list[Op]) -> list[Op]:
+        """What is put there straight, in place of what lay there (`Pairs`)."""
+        return [
+            content
+            for op in doubtful
+            if (content := self._pairs.content_of(op)) is not None
+            and self._tree.path_at(op.new_parent, op.new_name) == path
+        ]
+
+    def _is_there(self, content: Op, path: LowerPath) -> bool:
+        if content.version is not None:
+            return self._number_at(path) == content.version.staging_ino
+        with suppress(OSError):
+            return self._lower.readlink(path) == content.payload
+        return False
 
     def moved(self, op: Op) -> list[Op]:
         """Others in doubt that were carried out, and have moved what the operation is about."""
@@ -150,7 +173,7 @@ class Whereabouts:
         return path
 
     def _move(self, op: Op) -> Move | None:
-        if op.kind not in MOVING:
+        if op.kind not in MOVING or self._pairs.content_of(op) is not None:
             return None
         place = (
             (op.parent, op.name)

@@ -62,6 +62,9 @@ CREATE TABLE IF NOT EXISTS replaces (seq INTEGER PRIMARY KEY, since REAL NOT NUL
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
+CONTENTS = frozenset({OpKind.STORE, OpKind.SYMLINK})
+"""What makes all that a file, or a link, is."""
+
 
 class OperationLog:
     """Operations by sequence number, oldest first."""
@@ -436,13 +439,37 @@ class OperationLog:
         self._replaced[heir.seq] = since
         self._state.change("INSERT OR REPLACE INTO replaces VALUES (?, ?)", (heir.seq, since))
 
+    def next_of(self, op: Op) -> Op | None:
+        """The operation on the same node that was logged next."""
+        ops = self._by_node[op.ino]
+        at = _place(ops, op) + 1
+        return ops[at] if at < len(ops) else None
+
+    def move_of(self, content: Op) -> Op | None:
+        """The rename that comes next, and gives what was stored, or a link, another name; None:
+        another operation does, or none.
+        """
+        move = self.next_of(content) if content.kind in CONTENTS else None
+        is_its = (
+            move is not None
+            and move.kind is OpKind.RENAME
+            and (move.parent, move.name) == (content.parent, content.name)
+            and move.new_parent > 0  # where the guard keeps what is deleted is no directory
+        )
+        return move if is_its else None
+
+    def before_of(self, op: Op) -> Op | None:
+        """The operation on the same node that was logged last before it."""
+        ops = self._by_node[op.ino]
+        at = _place(ops, op)
+        return ops[at - 1] if at else None
+
     def replacement(self, op: Op) -> Op | None:
         """The store that makes this store unnecessary."""
         if op.kind is not OpKind.STORE:
             return None
-        ops = self._by_node[op.ino]
-        at = _place(ops, op) + 1
-        return ops[at] if at < len(ops) and ops[at].kind is OpKind.STORE else None
+        after = self.next_of(op)
+        return after if after is not None and after.kind is OpKind.STORE else None
 
     def replaced_by(self, op: Op) -> Op | None:
         """The store right before it, that this store makes unnecessary."""

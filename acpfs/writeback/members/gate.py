@@ -275,6 +275,13 @@ class Gate:
                 if store.kind in _MAKING_IT and store.seq < op.seq and not store.started:
                     self._add(store, makes=op)
 
+    def has_content(self, op: Op) -> bool:
+        """Whether it makes a pointer, so that what is stored for it comes with it: under the
+        temporary name other members may have theirs.
+        """
+        is_shared = self._begun and self._order is ClusterOrder.POINTERS and self._may_have_peers()
+        return is_shared and self._is_pointer(op)
+
     def _concerns(self, op: Op) -> bool:
         if self._order is ClusterOrder.ALL or self._is_pointer(op):
             return True
@@ -666,6 +673,11 @@ class Gate:
         not for removals that yield.
         """
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
+            return False
+        move = self._log.move_of(op) if op.kind in _MAKING_IT else None
+        if move is not None and self.has_content(move):
+            # It comes with the pointer that it is the content of, and that waits for theirs: each
+            # would wait for the other.
             return False
         return op.kind not in REMOVING or not (
             op.aside is Aside.HELD or op.parent < 0 or self.yields(op)

@@ -26,6 +26,7 @@ from acpfs.types import Seq
 from acpfs.writeback.guard.guard import Guard
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.ops import Op, OpKind, VersionState
+from acpfs.writeback.log.pairs import Pairs
 from acpfs.writeback.log.stages import Aside, Stage
 from acpfs.writeback.log.verdicts import OF_ASIDE, Why
 from acpfs.writeback.members.gate import Gate
@@ -83,6 +84,7 @@ class Order:
         self._guard = guard
         self._log = parts.log
         self._tree = parts.tree
+        self._pairs = Pairs(parts.log, parts.tree)
         self._due = due
         self._elide = elide
         self.room = WantOfRoom(parts.log)
@@ -110,6 +112,7 @@ class Order:
         group: list[Op] = []
         again = math.inf
         put_off = False
+        later: list[Op] = []
         for op in self._candidates():
             if self._log.get(op.seq) is not op:
                 continue
@@ -125,20 +128,45 @@ class Order:
                 continue
             if put_off:
                 return group, now  # whether it may pass them is looked at anew
-            if self._verdict(op, now) is not Why.READY or (group and self._begins(op, group)):
-                return group, self._due.get(op.seq, math.inf)
+            unit = self._unit(op)
+            if not unit:
+                later.append(op)
+                continue
+            late = next((one for one in unit if self._verdict(one, now) is not Why.READY), None)
+            if late is not None or (group and self._begins(op, group)):
+                return group, self._due.get((late or op).seq, math.inf)
             if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
                 return group, now  # what precedes it is flushed before anything of it may go
             if self._guard.concerns(op):
                 self._guard.hold(op)
                 again = now
                 continue
-            if not self._guard.make_way(op):
+            if not all(self._guard.make_way(one) for one in unit):
                 return group, now
-            group.append(op)
+            group += unit
             if len(group) >= GROUP_OPS_MAX:
                 break
-        return group, again
+        return group or self._without_its_move(later, now), again
+
+    def _without_its_move(self, later: list[Op], now: float) -> list[Op]:
+        """So many contents come first that none of their renames was looked at: one goes alone."""
+        if len(later) < GROUP_OPS_MAX:
+            return []
+        return [op for op in later if self._verdict(op, now) is Why.READY][:1]
+
+    def _unit(self, op: Op) -> list[Op]:
+        """What comes in its turn; nothing for a content that comes with the rename behind it
+        (`Pairs`): members share its temporary name, or both were begun together.
+
+        Any other is carried out with its rename where that is next in the group (`Committer`).
+        """
+        move = self._pairs.move_of(op)
+        if move is not None and (op.begun or self.gate.has_content(move)):
+            return []
+        content = self._pairs.content_of(op)
+        if content is not None and (content.begun or self.gate.has_content(op)):
+            return [content, op]
+        return [op]
 
     def _begins(self, op: Op, group: list[Op]) -> bool:
         """Whether what precedes it must be flushed first: a loss of power may keep any part of a
