@@ -44,7 +44,13 @@ class FlushFails:
 
 async def rename_file(w: World) -> None:
     await w.write(b"a.tmp", b"content of a")
-    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a", 0))
+    await _by_way_of_a_part(w)
+
+
+async def _by_way_of_a_part(w: World) -> None:
+    """The first rename goes with the content; the one that fails is the second."""
+    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a.part", 0))
+    await w.do(w.fs.rename(ROOT, b"a.part", ROOT, b"a", 0))
 
 
 async def exchange_files(w: World) -> None:
@@ -55,13 +61,13 @@ async def exchange_files(w: World) -> None:
 
 async def rename_symlink(w: World) -> None:
     await w.do(w.fs.symlink(ROOT, b"a.tmp", b"target", CALLER))
-    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a", 0))
+    await _by_way_of_a_part(w)
 
 
 async def replace_file(w: World) -> None:
     await w.write(b"a", b"old content")
     await w.write(b"a.tmp", b"content of a")
-    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a", 0))
+    await _by_way_of_a_part(w)
 
 
 def state(backing: Path) -> dict[str, bytes]:
@@ -131,7 +137,7 @@ def test_what_the_server_forgot_is_stored_again(
     """And over nothing that is there."""
 
     async def scenario(w: World) -> None:
-        before = "a" if call == "exchange" else "a.tmp"
+        before = "a" if call == "exchange" else "a.part"
         await change(w)
         flush = FlushFails(w, lambda: os.unlink(w.backing / (forgotten if carried_out else before)))
         async with lost_answer(w, f"{call}_of_name", carried_out=carried_out):
@@ -140,5 +146,47 @@ def test_what_the_server_forgot_is_stored_again(
         assert flush.failed
         assert state(w.backing) == after
         assert w.engine.statistics().counters.repairs > 0
+
+    run(tmp_path, scenario)
+
+
+async def _straight_file(w: World) -> None:
+    await w.write(b"a.tmp", b"content of a")
+    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a", 0))
+
+
+async def _straight_link(w: World) -> None:
+    await w.do(w.fs.symlink(ROOT, b"a.tmp", b"target", CALLER))
+    await w.do(w.fs.rename(ROOT, b"a.tmp", ROOT, b"a", 0))
+
+
+@clause("S630", "S252")
+@CARRIED_OUT
+@pytest.mark.parametrize("replaces", [True, False])
+@pytest.mark.parametrize(
+    ("change", "content"), [(_straight_file, b"content of a"), (_straight_link, b"target")]
+)
+def test_what_goes_straight_to_its_last_name_is_found_there(
+    tmp_path: Path,
+    change: Callable[[World], Awaitable[None]],
+    content: bytes,
+    replaces: bool,
+    carried_out: bool,
+) -> None:
+    """And is stored once."""
+
+    async def scenario(w: World) -> None:
+        if replaces:
+            await w.write(b"a", b"old content")
+            await w.drained()
+        await change(w)
+        bytes_logged = w.log.sizes.dirty_bytes
+        before = w.engine.statistics().counters.streamed_bytes
+        async with lost_answer(w, "rename", carried_out=carried_out):
+            assert (state(w.backing).get("a") == content) == carried_out
+            assert b"a.tmp" not in await w.names(ROOT)
+            assert await w.names(ROOT) == [b"a"]
+        assert state(w.backing) == {"a": content}
+        assert w.engine.statistics().counters.streamed_bytes - before == bytes_logged
 
     run(tmp_path, scenario)

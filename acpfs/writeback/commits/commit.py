@@ -215,7 +215,7 @@ class Committer:
         if (pair := self._pair(group[at : at + 2])) is not None:
             return self._next_pair(pair, outcome)
         if not self._one_by_one and group[at].kind is OpKind.STORE:
-            run = self._stores.carry_out(group[at : at + RUN_OPS_MAX], self._before)
+            run = self._stores.carry_out(self._up_to_a_pair(group, at), self._before)
             outcome.failed = run.failed
             outcome.error = run.error
             outcome.lost = run.lost
@@ -250,6 +250,15 @@ class Committer:
                 dict.fromkeys(directory for directory, _name in self._parts.places(op.ino))
             )
         return 1
+
+    def _up_to_a_pair(self, group: list[Op], at: int) -> list[Op]:
+        """The next operations that a run may be made of."""
+        end = min(at + RUN_OPS_MAX, len(group))
+        for number in range(at + 1, end):
+            move = group[number]
+            if move.kind is OpKind.RENAME and move.ino == group[number - 1].ino:
+                return group[at : number - 1]
+        return group[at:end]
 
     def _pair(self, ops: list[Op]) -> Moved | None:
         with self._lock:

@@ -4,7 +4,7 @@ Programs write a file under a temporary name and rename it. Carried out as two, 
 it under the temporary name on the backing directory, perhaps much later than the program did. If
 members share that name (`latest.tmp`), another one's newer file lies there by then: it would be
 replaced, renamed away, and missing when its own program renames it. So nothing of a pair ever has
-the temporary name there, and what others have put there stays (S622).
+the temporary name there, and what others have put there stays (S630).
 
 Which two are a pair follows from the log and the committed tree, so a next worker sees the same
 ones: both are begun together, and recorded together. Used under the file system's lock.

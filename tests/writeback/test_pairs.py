@@ -1,0 +1,216 @@
+"""What is stored and renamed next goes straight to its last name, and nothing of it is ever under
+the temporary one, where another member may have its own by then.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from acpfs.writeback.order.order import GROUP_OPS_MAX
+from tests.writeback.conftest import Run
+from tests.writeback.memory_lower import FailNth, MemoryLower, error
+from tests.writeback.test_put_off import with_peers
+from tests.writeback.world import World
+
+pytestmark = pytest.mark.clause("S630")
+
+NOW_NS = 1_700_000_000 * 10**9
+
+
+def make(world: World, path: str, data: bytes, *, is_link: bool = False) -> None:
+    if is_link:
+        world.symlink(data, path)
+    else:
+        world.store(path, data, mtime_ns=NOW_NS)
+
+
+def others(world: World, path: str, data: bytes, mtime_ns: int = NOW_NS + 1) -> None:
+    """Another member's file takes a name."""
+    lower: MemoryLower = world.lower
+    inode = lower._inode(0o100644)
+    inode.content[:] = data
+    inode.mtime_ns = mtime_ns
+    lower.root.children.pop(path.encode(), None)
+    lower._place(tuple(path.encode().split(b"/")), inode)
+
+
+def open_all(world: World) -> None:
+    """Nobody else has anything that these wait for."""
+    gate = world.engine.gate
+    while waiting := gate.gated():
+        for gated in waiting:
+            gate.passes(gated)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("has_peers", [False, True])
+@pytest.mark.parametrize("name", ["model.bin", "latest"])
+def test_what_another_member_has_under_the_temporary_name_stays(
+    world: World, run: Run, name: str, has_peers: bool, is_link: bool
+) -> None:
+    if name == "latest" and not has_peers:
+        pytest.skip("a pointer of a node alone is flushed under its temporary name first")
+    if has_peers:
+        with_peers(world)
+    make(world, "tmp", b"ours", is_link=is_link)
+    world.rename("tmp", name)
+    others(world, "tmp", b"theirs")
+    open_all(world)
+    run(world.drain)
+    assert world.lower.visible() == {b"tmp": b"theirs", name.encode(): b"ours"}
+    states = world.lower.visible_history
+    assert all(state.get(b"tmp") in (None, b"theirs") for state in states)
+
+
+def test_a_pointer_takes_its_content_along_from_before_what_lies_between(
+    world: World, run: Run
+) -> None:
+    """Members share its temporary name, and all else is flushed before it may be there."""
+    with_peers(world)
+    world.store("tmp", b"ours")
+    world.store("shard", b"data")
+    world.rename("tmp", "latest")
+    open_all(world)
+    run(world.drain)
+    assert [sorted(state) for state in world.lower.visible_history] == [
+        [b"shard"],
+        [b"latest", b"shard"],
+    ]
+
+
+def test_two_members_whose_contents_are_older_than_the_other_one_s_pointer_do_not_wait_for_it(
+    world: World,
+) -> None:
+    """A content comes with its own pointer: it is none of what others' pointers wait for."""
+    gate = with_peers(world)
+    content = world.store("tmp", b"ours")
+    assert gate.watermark(content.logged_at + 60.0) == content.logged_at
+    pointer = world.rename("tmp", "latest")
+    assert gate.watermark(content.logged_at + 60.0) == pointer.logged_at
+    assert gate.head() == pointer.logged_at
+
+
+def test_contents_before_which_no_rename_is_in_sight_go_on_their_own(
+    world: World, run: Run
+) -> None:
+    with_peers(world)
+    count = GROUP_OPS_MAX + 2
+    for number in range(count):
+        world.store(f"tmp-{number}", b"%d" % number)
+    for number in range(count):
+        world.mkdir(f"step-{number}")
+        world.rename(f"tmp-{number}", f"step-{number}/latest")
+    open_all(world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("is_known_since", ["before", "as another file"])
+def test_what_this_member_has_under_the_temporary_name_leaves_it_in_one_call(
+    world: World, run: Run, is_known_since: str, is_link: bool
+) -> None:
+    """No two calls do that at once: so both are carried out one by one."""
+    make(world, "tmp", b"before", is_link=is_link)
+    run(world.drain)
+    if is_known_since != "before" or is_link:
+        world.unlink("tmp")
+    make(world, "tmp", b"ours", is_link=is_link)
+    world.rename("tmp", "final")
+    run(world.drain)
+    assert world.lower.visible() == {b"final": b"ours"}
+    for state in world.lower.visible_history:
+        assert state in world.seen
+
+
+class Dies(BaseException):
+    """The worker ends right behind the call."""
+
+
+class DyingLower(MemoryLower):
+    """The worker dies when something has come to a name, before it knows."""
+
+    target = b""
+
+    def rename(self, source: tuple[bytes, ...], target: tuple[bytes, ...]) -> None:
+        super().rename(source, target)
+        if target == (self.target,):
+            self.target = b""
+            raise Dies
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("has_peers", [False, True])
+@pytest.mark.parametrize("since", ["nothing", "a later one", "an earlier one"])
+def test_a_worker_that_dies_before_it_has_recorded_both(
+    tmp_path: Path, run: Run, since: str, has_peers: bool, is_link: bool
+) -> None:
+    """What another member has put there since stays, if it is later."""
+    lower = DyingLower()
+    world = World(tmp_path, lower)
+    if has_peers:
+        with_peers(world)
+    make(world, "tmp", b"ours", is_link=is_link)
+    world.rename("tmp", "latest" if has_peers else "final")
+    name = b"latest" if has_peers else b"final"
+    open_all(world)
+    lower.target = name
+    with pytest.raises(BaseException) as ended:
+        run(world.drain)
+    assert "Dies()" in repr(ended.value)
+    assert lower.visible() == {name: b"ours"}
+    world.restart()
+    if has_peers:
+        with_peers(world)
+        open_all(world)
+    if since != "nothing":
+        others(world, name.decode(), b"theirs", NOW_NS + (1 if since == "a later one" else -1))
+    run(world.drain)
+    is_theirs = since == "a later one" and not is_link  # a link is not given a time
+    assert lower.visible() == {name: b"theirs" if is_theirs else b"ours"}
+    assert not lower.list_staging()
+
+
+def test_what_is_refused_at_its_last_name_is_told_by_that(world: World, run: Run) -> None:
+    world.mkdir("shut")
+    run(world.drain)
+    world.lower.fault = refusing = Refusing()
+    world.store("tmp", b"ours")
+    rename = world.rename("tmp", "shut/final")
+    run(world.run_for, 5.0)
+    assert [op.seq for op in world.log.parked()] == [rename.seq]
+    assert world.lower.visible() == {b"shut/": b"", b"tmp": b"ours"}
+    refusing.is_over = True
+    world.engine.retry()
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+
+
+class Refusing:
+    """Nothing comes to a directory."""
+
+    is_over = False
+
+    def __call__(self, label: str, path: tuple[bytes, ...]) -> None:
+        if label == "rename" and path[:1] == (b"shut",) and not self.is_over:
+            raise error(errno.EPERM)
+
+
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_both_are_tried_again_where_nobody_knows_whether_that_was_done(
+    world: World, run: Run, has_peers: bool
+) -> None:
+    if has_peers:
+        with_peers(world)
+    world.lower.fault = FailNth("rename", 1, errno.EIO)
+    world.store("tmp", b"ours")
+    world.rename("tmp", "latest")
+    others(world, "tmp", b"theirs")
+    open_all(world)
+    run(world.drain)
+    assert world.lower.visible()[b"latest"] == b"ours"
+    if has_peers:
+        assert world.lower.visible()[b"tmp"] == b"theirs"
