@@ -548,3 +548,31 @@ def test_nothing_is_moved_over_what_a_failed_change_has_put_there(world: World, 
     run(world.drain)
     assert set(later.shown(b"d/f")) == {b"second"}
     assert world.lower.visible() == world.application_view()
+
+
+@clause("S6", "S450")
+def test_what_a_failed_change_has_put_there_gets_no_attributes_of_before(
+    world: World, run: Run
+) -> None:
+    world.mkdir("d")
+    world.store("d/f", b"first")
+    run(world.drain)
+    world.mkfifo("d/other")
+    world.setattr("d/f", permissions=0o666, mtime_ns=10**17)
+    world.store("d/f", b"second", mode=0o600, mtime_ns=10**18)
+    children = world.lower._find((b"d",)).children
+    later = LaterContent(world, (b"d", b"f"), lambda inode: children.update({b"f": inode}))
+    fault = world.lower.fault
+    assert fault is not None
+    modes: set[int] = set()
+
+    def look(label: str, path: LowerPath) -> None:
+        if "rename" in later.failed:
+            modes.add(stat.S_IMODE(children[b"f"].mode))
+        fault(label, path)
+
+    world.lower.fault = look
+    run(world.drain)
+    assert set(later.shown(b"d/f")) == {b"second"}
+    assert modes == {0o600}
+    assert children[b"f"].mtime_ns == 10**18

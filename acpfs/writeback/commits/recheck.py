@@ -278,6 +278,8 @@ class Recheck:
                 meta.merge(later.meta)
         with suppress(FileNotFoundError):  # taken away by others
             present = self._lower.lstat(path)
+            if self._is_of_later(op, present):
+                return  # which has come with its own ones
             if stat.S_ISDIR(present.mode):
                 meta.atime_ns = meta.mtime_ns = None
             # Given by an earlier look and flushed since, it is as good as found: else a group with
