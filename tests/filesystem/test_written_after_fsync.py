@@ -18,6 +18,7 @@ import trio
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.expectations import Use
 from acpfs.filesystem.records import Lane
+from acpfs.types import ROOT
 from acpfs.writeback.streams.streams import Stream
 from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import World, run, world
@@ -246,5 +247,47 @@ def test_what_a_dead_session_wrote_is_no_damage_where_the_stream_is_repeated(
                     assert not w.engine.statistics().parked
                     await trio.sleep(0.01)
             assert (w.backing / "f").read_bytes() == b"later" + synced[5:]
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S506", "X11")
+def test_what_the_next_mount_shows_of_a_staged_version_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of a dead session wrote on after its version was staged."""
+    synced = b"s" * LARGE
+    shown = b"later" + synced[5:]
+    settings: dict[str, Any] = {"budget_bytes": 128 << 20, "max_dirty_age_s": 0}
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        is_staged = trio.Event()
+        async with world(tmp_path, hold=False, unknown_bytes=1 << 20, **settings) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            opened, _attributes = await w.create(b"f")
+            assert opened.lane is Lane.PASSTHROUGH
+            theirs = os.open(f"/proc/self/fd/{opened.backing_fd}", os.O_WRONLY)
+            os.pwrite(theirs, synced, 0)
+            staged = w.engine._streamer._staged
+
+            def holds(stream: Stream, name: str, *rest: Any) -> None:
+                w.engine.hold(True)  # before it could be committed
+                staged(stream, name, *rest)
+                trio.from_thread.run_sync(is_staged.set, trio_token=token)
+
+            monkeypatch.setattr(w.engine._streamer, "_staged", holds)
+            await w.do(w.fs.fsync(opened.handle, False))
+            with trio.fail_after(60):
+                await is_staged.wait()
+        os.pwrite(theirs, b"later", 0)
+        os.close(theirs)
+        async with world(tmp_path, **settings) as w:
+            with w.fs.lock:
+                assert w.inner.interrupted.discard(b"f") == (1, [])
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            assert await w.read(ino, 2 * LARGE) == shown
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == shown
 
     trio.run(main)

@@ -51,7 +51,7 @@ from acpfs.ram.tier import (
 )
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, Ino, TierId
-from acpfs.writeback.log.ops import Op, Version
+from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.log.stages import Step
 
 T = TypeVar("T")
@@ -1149,7 +1149,19 @@ class Contents:
         self.earlier.find(candidates)
         # also where nobody can any more: until the mount began they could
         for tier_id in {*self.earlier, *(tier_id for _ino, tier_id in candidates)}:
-            self.kernel.of_dead_session(self._versions.on(tier_id))
+            versions = self._versions.on(tier_id)
+            self.kernel.of_dead_session(versions)
+            for version in versions:
+                self._stage_anew(version)
+
+    def _stage_anew(self, version: Version) -> None:
+        """Its file may have been written to since it was staged (X11): what is shown from now on is
+        what the file has, so that is what is stored.
+        """
+        ops = [op for op in self._log.pending_of(version.ino) if op.version is version]
+        if version.state is VersionState.STAGED and not any(op.begun for op in ops):
+            version.state = VersionState.COMPLETE
+            self._log.save_version(version)
 
     def watch_again(self, node: Node, *, versions_too: bool) -> None:
         """After a takeover: the kernel has been writing all the time.

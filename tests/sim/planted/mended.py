@@ -165,6 +165,22 @@ MENDED_BUGS = [
         profiles=("short",),
     ),
     Bug(
+        "attributes-of-before",
+        "after a flush that failed, attributes are given to a content that came after them",
+        "writeback/commits/recheck.py",
+        "            if self._is_of_later(op, present):\n"
+        "                return  # which has come with its own ones\n",
+        "",
+    ),
+    Bug(
+        "shown-and-not-stored",
+        "what was written to a staged version before the next mount is shown, and not stored",
+        "filesystem/content/contents.py",
+        "                self._stage_anew(version)\n",
+        "                pass\n",
+        profiles=("lane",),
+    ),
+    Bug(
         "pointer-without-content",
         "a pointer's content is on the storage under a name that others write, too, when it waits",
         "filesystem/pointer_content.py",
