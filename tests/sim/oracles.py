@@ -210,7 +210,7 @@ class Told:
         """The storage shows this of the program's directory."""
         for at in range(self.at, len(self.moments)):
             if self._is_shown(at, shown):
-                self.at = at
+                self.at = self._first_but_for_removed(shown, at) if self.may_remove_early else at
                 return
         if self._halfway_from(shown, self.at) >= 0:
             return
@@ -317,6 +317,22 @@ class Told:
                 return self.at + at
         return -1
 
+    def _first_but_for_removed(self, shown: Shown, until: int) -> int:
+        """The earliest moment that it can be: where names were removed before their turn, it looks
+        like a later one.
+        """
+        later = [moment.contents for moment in self.moments]
+        for at in range(self.at, until):
+            missing = later[at].keys() - shown.keys()
+            removed = {
+                path: later[at][path]
+                for path in missing
+                if any(path not in one for one in later[at + 1 :])
+            }
+            if len(missing) == len(removed) and {**shown, **removed} == later[at]:
+                return at
+        return until
+
     def left(self, shown: Shown) -> None:
         """A loss of power would leave this."""
         is_one = self._is_pending(shown) or any(
@@ -366,12 +382,20 @@ def _with(shown: Shown, path: bytes, content: bytes) -> Shown:
 
 def is_mixed(content: bytes, later: Sequence[bytes]) -> bool:
     """Whether each page of it is one of what was there later, or was before that; its length is one
-    of these.
+    of these, or one in the middle of a write.
     """
-    return any(len(content) == len(one) for one in later) and all(
+    return _is_a_length(len(content), later) and all(
         any(one[at : at + len(page)] == page for one in later)
         for at in range(0, len(content), PAGE_BYTES)
         for page in (content[at : at + PAGE_BYTES],)
+    )
+
+
+def _is_a_length(count: int, later: Sequence[bytes]) -> bool:
+    """A write makes a file longer page by page."""
+    return any(count == len(one) for one in later) or (
+        count % PAGE_BYTES == 0
+        and any(len(one) < count < len(after) for one, after in itertools.pairwise(later))
     )
 
 
