@@ -24,10 +24,12 @@ from typing import Any
 
 import trio
 
+from acpfs.backing.posix_acl import ACCESS
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Caller
+from tests.sim import acls
 from tests.sim.choices import Choices, Knobs
 from tests.sim.oracles import Told, judge_shown
 from tests.sim.processes import Description, Process, ProcessTable
@@ -40,6 +42,7 @@ from tests.sim.rights import (
     OWNERS_NUMBER,
     SHARE,
     XATTR,
+    Look,
     Rights,
     drawn,
     given_away,
@@ -163,6 +166,11 @@ class Crew:
         """Somebody sets rights and extended attributes, at any moment."""
         self._gives = choices.stream("owners", OWNERS_NUMBER).random() < OWNERS
         """Who sets rights also gives files away."""
+        self._sets_acls = (
+            self.has_rights
+            and knobs.has_acls
+            and choices.stream("acls", acls.CREW_NUMBER).random() < acls.CREW_SHARE
+        )
 
     async def run(self) -> None:
         """All its calls, and an end at which nobody has anything open."""
@@ -174,6 +182,8 @@ class Crew:
                 await self._call(chance)
                 if self.has_rights:
                     await self._set_attribute(self._choices.stream(self.name, number, "rights"))
+                if self._sets_acls:
+                    await self._set_acl(self._choices.stream(self.name, number, "acl"))
                 self._calls.kernel.answered()
                 await trio.sleep(chance.choice(PAUSES_S))
             chance = self._choices.stream(self.name, "end")
@@ -572,10 +582,33 @@ class Crew:
             await by_path(act)
             file.rights.xattr = change
             return
-        file.rights.begin(change)
-        self._note(None, "change rights", file.path, str(file.rights.last.changed(change)))
+        await self._give(file, file.rights.last.changed(change), act)
+
+    async def _give(self, file: SharedFile, look: Look, act: Callable[[], Awaitable[None]]) -> None:
+        """A call that gives a file these rights."""
+        file.rights.begin(look)
+        self._note(None, "change rights", file.path, str(look))
         await by_path(act)
         file.rights.end(file.told.event())
+
+    async def _set_acl(self, chance: random.Random) -> None:
+        """Now and then, also behind a close of which it is not known yet whether it counts."""
+        file = chance.choice(self.files)
+        if chance.random() >= acls.CHANGES or not file.is_there:
+            return
+        last = file.rights.last
+        value = acls.drawn(chance)
+        removes = last.acl is not None and chance.random() < acls.REMOVES
+
+        async def act() -> None:
+            ino = await self._calls.ino(file.path)
+            if removes:
+                await self._request(lambda fs: fs.removexattr(ino, ACCESS))
+            else:
+                await self._request(lambda fs: fs.setxattr(ino, ACCESS, value))
+
+        self._counts["ACLs set beside a close in doubt"] += self._is_in_doubt(file)
+        await self._give(file, last.with_acl(None if removes else value), act)
 
     def attributes(self) -> Shown:
         """What is known of those of its files."""

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar, cast
 
 import trio
 
+from acpfs.backing.posix_acl import ACCESS, DEFAULT
 from acpfs.config import FsyncMode, WhenFull
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import contents, outgrown
@@ -23,6 +24,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, HandleId, Ino
+from tests.sim import acls
 from tests.sim.choices import (
     KINDS,
     LANE_KINDS,
@@ -85,6 +87,8 @@ KILLED_SIZES = (1, 5000, 60_000)
 WITH_OPEN_FILE = ("write on", "fsync", "close", "delete open")
 OLD_SIZES = (0, 1, 5000, 60_000)
 MODES = (0o600, 0o640, 0o664)
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
 RECENT = 0.4
 """Share of calls that take what came last."""
 
@@ -218,6 +222,8 @@ class Opened:
     """The number of the moment at which that was."""
     outlived: list[bytes] = field(default_factory=list)
     """What was in it when its session ended, and since, as its writer lives on."""
+    rights: Shown = field(default_factory=dict)
+    """That it was made with."""
     later: list[list[bytes]] = field(default_factory=list)
     """For each time that it was synced: what was in it since (exception X11)."""
 
@@ -308,7 +314,7 @@ class Calls:
         parent, name = await self.place(path)
         caller = self.kernel.new_caller()
         opened, attributes = await self.request(
-            lambda fs: fs.create(parent, name, 0o644, access, caller)
+            lambda fs: fs.create(parent, name, FILE_MODE, access, caller)
         )
         in_kernel = self.kernel.opened(attributes.ino, access, opened)
         self.at = Opened(path, attributes.ino, opened.handle, b"", in_kernel=in_kernel)
@@ -468,6 +474,7 @@ class Program:
         self.under_way = ""
         self._has_frozen = False
         self.stands_still = False
+        self._sets_acls = acls.sets_acls(choices, knobs)
 
     # -- what it knows
 
@@ -528,6 +535,8 @@ class Program:
             chance = self._choices.stream(self.name, number)
             await self._call(chance)
             self._calls.kernel.answered()
+            if self._sets_acls:
+                await self._set_an_acl(self._choices.stream(self.name, number, "acl"))
             if chance.random() < FORGETS:
                 self._calls.kernel.forget({file.ino for file in self.open.values()})
             await trio.sleep(0.0 if self._has_frozen else chance.choice(PAUSES_S))
@@ -580,6 +589,11 @@ class Program:
             kind = "save"
         method: Callable[[random.Random], Awaitable[None]]
         method = self.habit() or getattr(self, "_" + kind.replace(" ", "_"))
+        await self._try(method, chance)
+
+    async def _try(
+        self, method: Callable[[random.Random], Awaitable[None]], chance: random.Random
+    ) -> None:
         self._calls.at = None
         try:
             await method(chance)
@@ -683,7 +697,7 @@ class Program:
 
     def _made(self, path: str, data: bytes) -> Shown:
         place = path.encode()
-        return self._shown() | {place: data, attribute(place, MODE): b"644"}
+        return self._shown() | {place: data} | acls.of_new(place, FILE_MODE, self.told.now)
 
     def _rewritten(self, path: str, data: bytes) -> tuple[Shown, bool]:
         """What is so then, and whether others see it name by name."""
@@ -752,7 +766,8 @@ class Program:
 
     async def _make_directory_as(self, path: str) -> None:
         place = f"{path}/".encode()
-        shown = self._shown() | {place: b"", attribute(place, MODE): b"755"}
+        new = acls.of_new(place, DIRECTORY_MODE, self.told.now)
+        shown = self._shown() | {place: b""} | new
         await self._change(
             "make directory", shown, lambda: self._make_directory_at(path, shown), path
         )
@@ -764,7 +779,8 @@ class Program:
         parent, name = await self._calls.place(path)
         caller = self._calls.kernel.new_caller()
         await self._named(
-            lambda fs: fs.mkdir(parent, name, 0o755, caller), shown or {f"{path}/".encode(): b""}
+            lambda fs: fs.mkdir(parent, name, DIRECTORY_MODE, caller),
+            shown or {f"{path}/".encode(): b""},
         )
 
     async def _delete(self, chance: random.Random) -> None:
@@ -967,7 +983,43 @@ class Program:
             shown.pop(attribute(one, name), None)
             if value is not None:
                 shown[attribute(one, name)] = value
+            if name == MODE:
+                acls.mode_changed(shown, one)
         return shown
+
+    async def _set_an_acl(self, chance: random.Random) -> None:
+        """Now and then."""
+        is_anything = len(self._directories()) > 1 or self._files()
+        if chance.random() < acls.CHANGES and is_anything:
+            await self._try(self._set_acl, chance)
+            self._calls.kernel.answered()
+
+    async def _set_acl(self, chance: random.Random) -> None:
+        path = self._named_thing(chance)
+        place = self._place(path)
+        is_default = (
+            self._is_directory(path)
+            and acls.hands_on(self._choices)
+            and chance.random() < acls.DEFAULTS
+        )
+        name = DEFAULT if is_default else ACCESS
+        is_there = attribute(place, name) in self.told.now
+        value = None if is_there and chance.random() < acls.REMOVES else acls.drawn(chance)
+        shown = self._shown()
+        for one in names_of(shown, place):
+            acls.changed(shown, one, name, value)
+
+        async def act() -> None:
+            if not self._is_directory(path):
+                await self._look_at_names(path)
+            ino = await self._calls.ino(path)
+            if value is None:
+                await self._calls.request(lambda fs: fs.removexattr(ino, name))
+            else:
+                await self._calls.request(lambda fs: fs.setxattr(ino, name, value))
+
+        what = f"set {name.rpartition(b'_')[2].decode()} ACL"
+        await self._change(what, shown, lambda: by_path(act), path, acls.words(value))
 
     # -- files that stay open
 
@@ -991,6 +1043,7 @@ class Program:
         self.under_way = "open new"
         self._trace.note(self.name, "open new", (path,))
         file = await self._calls.create(path)
+        file.rights = acls.of_new(path.encode(), FILE_MODE, self.told.now)
         file.is_changed = True  # it is shown, empty, and its close makes a file
         self.open[path] = file
         return file
@@ -1083,7 +1136,8 @@ class Program:
         path = file.path.encode()
         if file.is_changed:
             write(shown, path, file.content)
-            shown.setdefault(attribute(path, MODE), b"644")
+            if attribute(path, MODE) not in shown:
+                shown.update(file.rights)
         return shown
 
     async def _delete_open(self, chance: random.Random) -> None:
@@ -1160,6 +1214,7 @@ class Program:
         self.under_way = "open new"
         self._trace.note(self.name, "map new", (path,))
         file = await self._calls.create(path, os.O_RDWR)
+        file.rights = acls.of_new(path.encode(), FILE_MODE, self.told.now)
         file.is_changed = True
         self.open[path] = file
         await self._calls.write(file, 0, data)

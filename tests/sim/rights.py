@@ -7,11 +7,15 @@ may come with a later content. When all is persisted, nobody has more than was s
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from acpfs.backing import posix_acl
+from acpfs.backing.posix_acl import ACCESS, GROUP, GROUP_OBJ, MASK, USER
 from acpfs.filesystem.records import AttributeChange
+from tests.sim import acls
 from tests.sim.oracles import Told
 from tests.sim.shown import MODE, OWNER, Shown, attribute
 from tests.sim.trace import Finding
@@ -42,24 +46,50 @@ class Look(NamedTuple):
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
+    acl: bytes | None = None
+    """For access; None: the mode says all."""
 
     def changed(self, change: AttributeChange) -> Look:
         """After a call."""
+        mode = self.mode if change.mode is None else change.mode
         return Look(
-            self.mode if change.mode is None else change.mode,
+            mode,
             self.uid if change.uid is None else change.uid,
             self.gid if change.gid is None else change.gid,
+            None if self.acl is None else posix_acl.after_chmod(self.acl, mode),
         )
+
+    def with_acl(self, value: bytes | None) -> Look:
+        """After it is set, or removed (None)."""
+        if value is None:
+            return self._replace(acl=None)
+        says_more = posix_acl.says_more(value)
+        return self._replace(mode=posix_acl.mode_bits(value), acl=value if says_more else None)
 
     def may(self) -> tuple[int, ...]:
         """What each of `PEOPLE` may do, as bits of a mode."""
         return tuple(
             self.mode >> (6 if uid == self.uid else 3 if gid == self.gid else 0) & 7
+            if self.acl is None or uid == self.uid
+            else self._may_by(posix_acl.decode(self.acl), uid, gid)
             for uid, gid in PEOPLE
         )
 
+    def _may_by(self, entries: list[posix_acl.Entry], uid: int, gid: int) -> int:
+        """Who is no owner: by his name, else by his groups, else as all others."""
+        mask = next(entry.may for entry in entries if entry.tag == MASK)
+        named = [entry.may for entry in entries if (entry.tag, entry.id) == (USER, uid)]
+        of_group = [
+            entry.may
+            for entry in entries
+            if (entry.tag, entry.id) == (GROUP, gid) or (entry.tag == GROUP_OBJ and gid == self.gid)
+        ]
+        found = named or of_group
+        return functools.reduce(int.__or__, found) & mask if found else self.mode & 7
+
     def __str__(self) -> str:
-        return f"{self.mode:o} of {self.uid}:{self.gid}"
+        acl = "" if self.acl is None else f" with {acls.words(self.acl)}"
+        return f"{self.mode:o} of {self.uid}:{self.gid}{acl}"
 
 
 def look_of(path: str, attributes: Shown) -> Look | None:
@@ -68,7 +98,8 @@ def look_of(path: str, attributes: Shown) -> Look | None:
     if mode is None:
         return None
     uid, _colon, gid = attributes[attribute(path.encode(), OWNER)].partition(b":")
-    return Look(int(mode, 8), int(uid), int(gid))
+    acl = attributes.get(attribute(path.encode(), ACCESS))
+    return Look(int(mode, 8), int(uid), int(gid), acl)
 
 
 def is_more(look: Look, allowed: tuple[int, ...]) -> bool:
@@ -91,9 +122,9 @@ class Rights:
         """As it was set last."""
         return self._told[-1][1]
 
-    def begin(self, change: AttributeChange) -> None:
+    def begin(self, look: Look) -> None:
         """A call would make it so."""
-        self._pending = self.last.changed(change)
+        self._pending = look
 
     def end(self, event: int) -> None:
         """It was told that it is so."""
@@ -130,10 +161,12 @@ class Rights:
         """Attributes that it has."""
         found = {
             attribute(path.encode(), MODE): b"%o" % self.last.mode,
-            attribute(path.encode(), OWNER): b"%d:%d" % self.last[1:],
+            attribute(path.encode(), OWNER): b"%d:%d" % self.last[1:3],
         }
         if self.xattr is not None:
             found[attribute(path.encode(), XATTR)] = self.xattr
+        if self.last.acl is not None:
+            found[attribute(path.encode(), ACCESS)] = self.last.acl
         return found
 
     def judge(

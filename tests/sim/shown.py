@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from acpfs.backing.posix_acl import NAMES as ACLS
+
 Shown = dict[bytes, bytes]
 """path → content of a file, target of a symlink; directories end with a slash.
 
@@ -52,7 +54,12 @@ def is_of(key: bytes, path: bytes) -> bool:
 def is_free(key: bytes) -> bool:
     """Whether it is an attribute that changes by itself, in no order with contents."""
     name = key.partition(PREFIX)[2]
-    return name in (MODE, OWNER, MTIME) or name.startswith(XATTR)
+    return name in (MODE, OWNER, MTIME) or is_extended(name)
+
+
+def is_extended(name: bytes) -> bool:
+    """Whether that is the name of an extended attribute."""
+    return name.startswith(XATTR) or name in ACLS
 
 
 def taken(shown: Shown, path: bytes) -> Shown:
@@ -109,7 +116,7 @@ def as_asked(got: Shown, wanted: Shown) -> Shown:
     return {
         key: value
         for key, value in got.items()
-        if PREFIX not in key or key in wanted or key.partition(PREFIX)[2].startswith(XATTR)
+        if PREFIX not in key or key in wanted or is_extended(key.partition(PREFIX)[2])
     }
 
 

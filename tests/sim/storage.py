@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from acpfs.backing import posix_acl
 from acpfs.backing.leftovers import MIRRORS
 from acpfs.backing.lower import (
     OVERFLOW_PREFIX,
@@ -529,11 +530,22 @@ class Storage:
     @call("mkdir", changes=True)
     def mkdir(self, path: LowerPath) -> None:
         self._need(BLOCK_BYTES)
-        self._place(path, self._inode(stat.S_IFDIR | 0o700))
+        self._place(path, self._handed_on(path, self._inode(stat.S_IFDIR | 0o700)))
         self._changed()
 
     def keeping_directories(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def _handed_on(self, path: LowerPath, inode: Inode) -> Inode:
+        """With what its directory's ACL gives to what is made there."""
+        default = self._directory(path[:-1]).xattrs.get(posix_acl.DEFAULT)
+        if default is not None:
+            inode.mode, access = posix_acl.inherited(default, inode.mode)
+            if access is not None:
+                inode.xattrs[posix_acl.ACCESS] = access
+            if inode.is_directory:
+                inode.xattrs[posix_acl.DEFAULT] = default
+        return inode
 
     @call("rmdir", changes=True)
     def rmdir(self, path: LowerPath) -> None:
@@ -596,7 +608,7 @@ class Storage:
 
     @call("mknod", changes=True)
     def mknod(self, path: LowerPath, mode: int, rdev: int) -> None:
-        inode = self._inode(mode)
+        inode = self._handed_on(path, self._inode(mode))
         inode.rdev = rdev
         self._place(path, inode)
         self._changed()
@@ -619,8 +631,6 @@ class Storage:
 
     def _apply(self, inode: Inode, attributes: NewAttributes) -> None:
         inode.ctime_ns = self._now_ns()
-        if attributes.permissions is not None:
-            inode.mode = stat.S_IFMT(inode.mode) | attributes.permissions
         for name in ("uid", "gid", "atime_ns", "mtime_ns"):
             value = getattr(attributes, name)
             if value is not None:
@@ -628,8 +638,15 @@ class Storage:
         for xattr, content in attributes.xattrs.items():
             if content is None:
                 inode.xattrs.pop(xattr, None)
+            elif xattr == posix_acl.ACCESS:
+                _give_acl(inode, content)
             else:
                 inode.xattrs[xattr] = content
+        if attributes.permissions is not None:
+            inode.mode = stat.S_IFMT(inode.mode) | attributes.permissions
+            access = inode.xattrs.get(posix_acl.ACCESS)
+            if access is not None:
+                inode.xattrs[posix_acl.ACCESS] = posix_acl.after_chmod(access, inode.mode)
 
     # -- stable storage
 
@@ -862,6 +879,14 @@ class Storage:
 
     def posix_fadvise(self, fd: int, *advice: int) -> None:
         """Taken note of."""
+
+
+def _give_acl(inode: Inode, value: bytes) -> None:
+    """The mode goes with it; one that says no more is none."""
+    inode.mode = inode.mode & ~0o777 | posix_acl.mode_bits(value)
+    inode.xattrs.pop(posix_acl.ACCESS, None)
+    if posix_acl.says_more(value):
+        inode.xattrs[posix_acl.ACCESS] = value
 
 
 def _note(inode: Inode) -> Note | None:

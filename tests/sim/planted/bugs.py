@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.sim.planted.acls import ACL_BUGS
 from tests.sim.planted.bug import Bug
 from tests.sim.planted.lane import LANE_BUGS
 from tests.sim.planted.members import MEMBER_BUGS
@@ -329,6 +330,7 @@ BUGS = [
         "    return False",
         profiles=("plain", "session", "short"),
     ),
+    *ACL_BUGS,
     *LANE_BUGS,
     *MEMBER_BUGS,
     *SHARED_BUGS,
