@@ -261,6 +261,22 @@ def test_what_was_made_is_told_by_the_next_worker_too_and_of_the_newest_names_on
     assert told["k9"] == 1009.0, "one that was closed earlier came later"
 
 
+@clause("S484", "S162")
+def test_what_a_forgotten_member_has_made_is_told_on(tmp_path: Path) -> None:
+    """Else who was away with an older pointer brings it when he is back."""
+    node = Node(tmp_path)
+
+    async def scenario() -> None:
+        await node.cluster.join()
+        node.other(placed={"k": 1000.0}, state=NodeState.AWAY)
+        assert await node.cluster.forget("b")
+
+    trio.run(scenario)
+    assert "b" not in node.records
+    closed_at = node.records["a"].placed["k"]
+    assert 1000.0 - 10.0 < closed_at < 1000.0, "less what the clocks may differ by"
+
+
 @clause("S484")
 def test_what_an_earlier_incarnation_has_made_is_told_on(tmp_path: Path) -> None:
     node = Node(tmp_path)

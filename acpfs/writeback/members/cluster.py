@@ -843,6 +843,11 @@ class Cluster:
             return False
         with self._section():
             was_needed = self._gate.forgets(node)
+            told = {} if peer is None else peer.placed_by_our_clock(self.terms())
+            self._gate.learn_placed(told)
+        if told:
+            # before its record goes: who was away with an older pointer hears of it from here
+            await self.publish()
         if peer is None:
             self._bell.ring()
             return was_needed

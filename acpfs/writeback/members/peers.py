@@ -343,6 +343,14 @@ class Peer:
         stamp = max((placed[key] for key in names if key in placed), default=-math.inf)
         return stamp - self.bound_s(terms) > closed_at
 
+    def placed_by_our_clock(self, terms: Terms) -> dict[str, float]:
+        """Pointers that it has made (`NodeRecord.placed`), each with the earliest time at which it
+        can have been closed.
+        """
+        placed = self.record.placed if self.record is not None else {}
+        bound_s = self.bound_s(terms)
+        return {key: closed_at - bound_s for key, closed_at in placed.items()}
+
     def to_change(self, closed_at: float, terms: Terms, *, makes_room: bool) -> Iterator[str]:
         """Pointers on the backing directory (`NodeRecord.standing`) whose change from before
         `closed_at` it withholds.

@@ -181,6 +181,14 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "told-until-forgotten",
+        "who forgets a member does not tell of the pointers that it made",
+        "writeback/members/cluster.py",
+        "            self._gate.learn_placed(told)\n",
+        "",
+        profiles=("members",),
+    ),
+    Bug(
         "pointer-without-content",
         "a pointer's content is on the storage under a name that others write, too, when it waits",
         "filesystem/pointer_content.py",
