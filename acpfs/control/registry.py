@@ -57,9 +57,14 @@ def adopting_lock(runtime: Path, node: str) -> Path:
     """The file that a command locks which adopts a node's log at a member of that runtime
     directory: one at a time.
     """
-    directory = runtime / "adopting"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return directory / f".{slug(node)}.lock"
+    place = adopting_place(runtime, node)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place.with_name(f".{slug(node)}.lock")
+
+
+def adopting_place(runtime: Path, node: str) -> Path:
+    """Where the log of a node is mounted while a member of that runtime directory drains it."""
+    return runtime / "adopting" / node
 
 
 def slug(mountpoint: str) -> str:

@@ -247,7 +247,8 @@ class WorkerVerbs:
             ) from error
         if not forgotten:
             raise RefusedError(
-                f"{node} is alive, or does not exist: only a missing node can be forgotten"
+                f"{node} is alive, or does not exist: only a missing node can be forgotten, "
+                "and what one had lost that is back or adopted, on the node where that is"
             )
         return {"node": node}
 

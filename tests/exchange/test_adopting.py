@@ -19,6 +19,7 @@ from tests.exchange.test_copies import lose, member, mounted, save, wait_copied
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, wait_gone
 from tests.rig.processes import stop_processes
+from tests.rig.storage.servers import until
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
@@ -214,3 +215,48 @@ def test_what_a_third_nodes_loss_withholds_is_named_and_drained_afterwards(
         assert "adopted: saves" in adopt(holds, "saves")
         assert on_storage(fault_fs) == {"model": b"1" * MIB, "points": b"model"}
         assert holds.status()["held"] == []
+
+
+@clause("S622", "S623")
+@pytest.mark.parametrize("named", ["other", "old"])
+def test_a_removal_that_waits_for_what_its_own_nodes_loss_withholds_ends_no_adoption(
+    tmp_path: Path, fault_fs: FaultFs, named: str
+) -> None:
+    """The holder's pointer was closed in the moments of which nobody knows what the lost node had,
+    and before that one removed something. Only what the pointer on the storage names is kept,
+    until a person says that the loss is forgotten.
+    """
+    saves = member(fault_fs, tmp_path, "saves", clock_bound=5.0)
+    holds = member(fault_fs, tmp_path, "holds", clock_bound=5.0, **NOTICES)
+    with mounted(saves, holds):
+        save(saves, {"old": b"o", "other": b"x"})
+        saves.flush()
+        save(holds, {"latest": named.encode()})
+        holds.flush()
+        saves.ask("set", key="bandwidth", value="1000")
+        save(saves, {"model": b"1" * MIB})
+        save(holds, {"latest": b"model"})
+        closed = time.time()
+        # surely later, by what both have heard of the other's clock
+        until(lambda: time.time() > closed + 2.0, "the removal comes later")
+        (saves.path / "old").unlink()
+        wait_copied(saves, 1)
+        lose(saves)
+        missed(holds, "saves")
+        if named == "old":
+            with pytest.raises(CommandError) as caught:
+                adopt(holds, "saves")
+            assert caught.value.code == ExitCode.FAILED
+            assert "`acpfs-ctl nodes forget saves` here" in caught.value.stderr
+            assert on_storage(fault_fs)["old"] == b"o"
+            forget = ("nodes", "forget", "saves")
+            assert "forgotten" in holds.run("acpfs-ctl", str(holds.path), *forget).stdout
+        assert "adopted: saves" in adopt(holds, "saves", "--timeout", "60")
+        found = on_storage(fault_fs)
+        assert (found["model"], found["other"], "old" in found) == (b"1" * MIB, b"x", False)
+        assert record_of(fault_fs, "saves")["state"] == NodeState.LEFT.value
+        if named == "other":
+            assert found["latest"] == b"other", "it may name what was lost"
+            holds.run("acpfs-ctl", str(holds.path), "nodes", "forget", "saves")
+        holds.flush()
+        assert on_storage(fault_fs)["latest"] == b"model"

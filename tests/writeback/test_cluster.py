@@ -83,7 +83,7 @@ class Node:
         monotonic: Callable[[], float] | None = None,
         is_pointer: Callable[[Op], bool] = is_pointer,
         texts: Texts = lambda _paths: {},
-        **settings: float,
+        **settings: Any,
     ) -> None:
         """`monotonic`: instead of `now`, which stands still. `texts`: what pointers say."""
         state = StateDatabase(directory / "state", REAL)

@@ -25,6 +25,7 @@ from acpfs.backing.member_records import (
     NodeRecords,
     NodeState,
 )
+from acpfs.config import SpillMode
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members.peers import RECORDS_AFTER, Peer, Terms, Verdict
@@ -145,6 +146,12 @@ def test_a_pointer_waits_for_what_is_withheld_elsewhere(
 
 STANDING = {"latest": 0.0}
 """Since long before what is removed."""
+ADOPTS: dict[str, Any] = {
+    "adopts": "holder",
+    "node_id": "a",
+    "spill": Path("/spill"),
+    "spill_mode": SpillMode.MIRROR,
+}
 
 
 @clause("S463")
@@ -193,6 +200,47 @@ def test_a_removal_that_takes_its_turn_waits_for_a_pointer_of_another_member_tha
 
     member = Node(tmp_path, texts=lambda paths: dict.fromkeys(paths, text))
     trio.run(scenario)
+
+
+@clause("S622")
+@pytest.mark.parametrize(
+    ("settings", "fields", "text", "state"),
+    [
+        ({}, {"standing_of_lost": STANDING}, b"step-5", "yields"),
+        (ADOPTS, {"standing_of_lost": STANDING}, b"step-5", "open"),
+        (ADOPTS, {"standing_of_lost": STANDING}, b"step-7", "named"),
+        (ADOPTS, {"standing_of_lost": STANDING, "watermark": 0.0}, b"step-5", "waits"),
+        (ADOPTS, {"standing": STANDING}, b"step-5", "yields"),
+        (ADOPTS, {}, b"step-5", "yields"),
+    ],
+)
+def test_a_removal_of_an_adopted_log_does_not_wait_for_pointers_that_wait_for_its_loss(
+    tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any], text: bytes, state: str
+) -> None:
+    """Nor does it go before those that are not withheld, or while what they change names it."""
+
+    async def scenario() -> str:
+        member.other(state=NodeState.LEFT)
+        await member.cluster.join()
+        await member.cluster.look()
+        member.gate.begin()
+        now = member.log.clock.now()
+        member.cluster._own.set_lost((now - 1.0, now))
+        member.now += 1.0
+        removal = member.remove(b"step-7")
+        member.gate.put_off(removal)
+        told = {"beat": 2, "watermark": now + 60.0, "pointers": 0.0, **fields}
+        member.other(**told)
+        await member.looked()
+        await member.looked()
+        if member.gate.is_open(removal):
+            return "open"
+        if member.gate.yields(removal):
+            return "yields"
+        return "named" if removal.withheld else "waits"
+
+    member = Node(tmp_path, texts=lambda paths: dict.fromkeys(paths, text), **settings)
+    assert trio.run(scenario) == state
 
 
 @clause("S463")

@@ -40,6 +40,8 @@ AGAIN_S = 0.5
 
 _LOST = frozenset({"missing", "lost", "unknown"})
 """Of what a pointer waits for (`WaitingPointerReport`): what may never come."""
+_NAMED = "named"
+"""The same: a pointer whose change is withheld names what is to be removed."""
 
 
 @click.command("adopt")
@@ -95,7 +97,7 @@ def _adopt(
     record: registry.MountRecord, node: str, deadline: float, *, alone: bool, as_json: bool
 ) -> None:
     found = ask(record, "adopt", {"node": node}, as_json=as_json, patience_s=_left_s(deadline))
-    place = Path(found["runtime_dir"]) / "adopting" / node
+    place = registry.adopting_place(Path(found["runtime_dir"]), node)
     if not _is_mounted(place):
         with contextlib.suppress(NotMountedError):  # what an adopter that was killed has left
             umount(str(place), _left_s(deadline), leave=False)
@@ -118,7 +120,7 @@ def _drain(node: str, place: Path, deadline: float) -> None:
             withheld = _withheld(place)
             if not withheld:
                 raise
-            if time.monotonic() >= deadline or any(map(_is_lost, withheld)):
+            if time.monotonic() >= deadline or any(map(_may_never_come, withheld)):
                 raise _left_behind(node, withheld, error.exit_code) from error
             why = f"{show.printable(withheld[0]['path'])}, since {why_withheld(withheld[0])}"
             if why != waited_for:
@@ -129,9 +131,9 @@ def _drain(node: str, place: Path, deadline: float) -> None:
             return
 
 
-def _is_lost(pointer: show.Json) -> bool:
-    """Whether it waits for what may never come."""
-    return not _LOST.isdisjoint(pointer["waits_for"].values())
+def _may_never_come(pointer: show.Json) -> bool:
+    """Whether it waits for what is lost, or for a change that is withheld for that."""
+    return not {*_LOST, _NAMED}.isdisjoint(pointer["waits_for"].values())
 
 
 def _withheld(place: Path) -> list[show.Json]:
@@ -145,15 +147,19 @@ def _withheld(place: Path) -> list[show.Json]:
 
 
 def _left_behind(node: str, withheld: list[show.Json], code: ExitCode) -> AcpfsError:
-    first = next(filter(_is_lost, withheld), withheld[0])
+    first = next(filter(_may_never_come, withheld), withheld[0])
     more = f", with {len(withheld) - 1} more" if len(withheld) > 1 else ""
     reasons = first["waits_for"].items()
     others = [other for other, why in reasons if why in _LOST]
     forget = show.printable((others or [other for other, _why in reasons])[0])
+    way_out = (
+        f"bring that back, have it adopted at its holder, or `acpfs-ctl nodes forget {forget}`"
+        if others or _NAMED not in first["waits_for"].values()
+        else f"if that waits for what {node} had not copied, `acpfs-ctl nodes forget {node}` here"
+    )
     error = AcpfsError(
         f"{node} is drained but for {show.printable(first['path'])}{more}, withheld since "
-        f"{why_withheld(first)}: bring that back, have it adopted at its holder, or "
-        f"`acpfs-ctl nodes forget {forget}`; then `acpfs-ctl adopt {node}` goes on"
+        f"{why_withheld(first)}: {way_out}; then `acpfs-ctl adopt {node}` goes on"
     )
     error.exit_code = code
     return error

@@ -4,11 +4,14 @@ on without one that is missing.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
+from acpfs.control import registry
 
 HEADINGS = (
     "node",
@@ -90,11 +93,15 @@ def wait(target: Target, timeout_s: float | None, as_json: bool) -> None:
 def forget(target: Target, node: str, as_json: bool) -> None:
     """Have pointers wait no more for NODE, which is missing: what it had not persisted is given up.
 
-    If it returns, it counts again.
+    If it returns, it counts again. Of a node that is adopted here: what it had not copied.
 
     Exit code 5: it lives, or there is none of that name.
     """
-    done = ask(target.record(), "forget_node", {"node": node}, as_json=as_json)
+    record = target.record()
+    # a mount that adopts writes the record of the node, which lives by that
+    place = registry.normalised(str(registry.adopting_place(Path(record.runtime_dir), node)))
+    adopts = [one for one in registry.records() if one.mountpoint == place and one.alive]
+    done = ask([*adopts, record][0], "forget_node", {"node": node}, as_json=as_json)
     if as_json:
         show.print_json(done)
     else:

@@ -600,6 +600,10 @@ class Cluster:
                 for name, verdict in verdicts.items()
                 if verdict is not Verdict.PASSES
             }
+            if self._waits_for_its_loss(one):
+                self._gate.need([one.op], makes_room=True)
+                goes_on = True
+                continue
             # one that tells of an older change has not brought it, though it passes by time
             older = [name for name in telling if self._older_of_loss(name, one, terms) is not None]
             one.required = dict.fromkeys((*one.missing, *older))
@@ -622,6 +626,19 @@ class Cluster:
             else:
                 self._gate.frees(one)
         return goes_on
+
+    def _waits_for_its_loss(self, one: Gated) -> bool:
+        """Whether it removes something for a lost node, and waits for pointers that others may
+        withhold for the loss of that very node: which is forgotten when it has left, and it leaves
+        when this is done.
+        """
+        return (
+            self._settings.adopts is not None
+            and self._own.lost is not None
+            and bool(one.missing)
+            and self._gate.yields(one.op)
+            and all(name in self._peers and self._peers[name].tells_of_loss for name in one.missing)
+        )
 
     def _supersede(self, gated: list[Gated], terms: Terms) -> bool:
         """Leave out what other members have replaced since; whether there was any.
