@@ -6,7 +6,7 @@ Ends with 1 when a violation was seen.
 from __future__ import annotations
 
 import contextlib
-import platform
+import math
 import shlex
 import signal
 import sys
@@ -19,9 +19,8 @@ import click
 
 from tests.cluster import outcome, ranks
 from tests.cluster.kills import KEEP, Ground, run
-from tests.cluster.losses import HEAD, Outcome
-from tests.cluster.losses import run as run_losses
-from tests.cluster.losses import save as save_losses
+from tests.cluster.loss_drills import Plan, drill
+from tests.cluster.loss_outcome import HEAD
 from tests.rig.storage import KINDS, UNCACHED, open_storage, why_not
 from tests.rig.storage.servers import Storage
 
@@ -97,6 +96,10 @@ WORKLOADS = ("files", *ranks.WORKLOADS)
     default="asked",
     help="with losses: auto, holders adopt without being asked where that is safe",
 )
+@click.option(
+    "--parallel", default=1, help="with losses: so many clusters side by side, which share them"
+)
+@click.option("--minutes", default=math.inf, help="with losses: no further one after so long")
 @click.option("--quick", is_flag=True, help="a smoke: 5 kills on 2 nodes")
 def main(
     kills: int,
@@ -114,12 +117,15 @@ def main(
     losses: int,
     partitions: int,
     adopt: str,
+    parallel: int,
+    minutes: float,
     quick: bool,
 ) -> None:
     """See the head of tools/cluster-drill."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that mounts are taken down
     if losses or partitions:
-        lose(losses, partitions, seed, kept, alone=adopt == "auto")
+        alone = adopt == "auto"
+        lose(Plan(seed, losses, partitions, parallel, minutes, alone=alone), kept, add=add)
     if quick:
         kills = 5
         nodes = 2
@@ -168,21 +174,13 @@ def main(
     sys.exit(any(one.violations or one.end for one in found))
 
 
-def lose(losses: int, partitions: int, seed: int, kept: Path | None, *, alone: bool) -> None:
-    """Whole nodes; ends the program. What is kept is of all until then, if it is ended before."""
+def lose(plan: Plan, kept: Path | None, *, add: bool) -> None:
+    """Whole nodes; ends the program."""
     command = shlex.join(["tools/cluster-drill", *sys.argv[1:]])
-    kernel = platform.release().split("-")[0]
-
-    def keep(outcomes: list[Outcome]) -> None:
-        if kept is not None:
-            save_losses(kept, outcomes, command, kernel)
-
-    with tempfile.TemporaryDirectory(
-        prefix="acpfs-cluster-", ignore_cleanup_errors=True
-    ) as directory:
-        found = run_losses(
-            Path(directory), seed, losses, partitions, click.echo, alone=alone, kept=keep
-        )
+    try:
+        found = drill(plan, command, kept, click.echo, add=add)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
     for one in found:
         click.echo(dict(zip(HEAD, one.row(), strict=True)))
     for line in [line for one in found for line in one.violations[:10]]:

@@ -14,18 +14,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from acpfs.errors import AcpfsError
+from tests.cluster.loss_outcome import Outcome
 from tests.cluster.stand import HEARTBEAT_S
 from tests.rig.flushed import stored, sync_directory
 from tests.rig.mounts import AcpfsMount, CommandError, mounts_below, take_down
@@ -48,18 +51,13 @@ each, on a machine that does much else.
 SURELY_S = 0.2
 """Clocks are apart by so much at most, as far as nodes assume."""
 WAIT_S = 240.0
-HEAD = (
-    "kind",
-    "times",
-    "told to be copied",
-    "of them on the storage",
-    "not persisted at the loss",
-    "adopted unasked",
-    "violations",
-    "not known before the loss, s",
-    "adoption, s",
-    "pointers after it, s",
-)
+LOOK_S = 0.05
+ASKS_S = 1.0
+"""Between two questions why a node is not adopted yet."""
+RETIRED = 8
+"""What a lost node has left is looked at once more when so many others are lost, and removed:
+nothing of it has come late.
+"""
 
 
 @dataclass
@@ -191,11 +189,16 @@ def what_is_wrong(directory: Path, told: Told) -> list[str]:
 
 
 class Watcher:
-    """Looks at all pointers on the storage, all the time: each names something whole."""
+    """Looks at all pointers on the storage, all the time: each names something whole.
+
+    What was read and was right is read again when the file is another one, or has changed.
+    """
 
     def __init__(self, backing: Path, all_told: list[Told]) -> None:
         self._backing = backing
         self._told = all_told
+        self._right: dict[str, tuple[int, ...]] = {}
+        """Directory → what its pointer's checkpoint was when it was read."""
         self._stop = threading.Event()
         self.looks = 0
         self.violations: list[str] = []
@@ -203,15 +206,27 @@ class Watcher:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(LOOK_S):
             for told in list(self._told):
                 directory = self._backing / told.directory
                 pointer = pointed_at(directory)
-                is_whole = not pointer or is_there(directory, told, pointer)
+                is_whole = not pointer or self._is_right(directory, told, pointer)
                 # else it may have been deleted since it was named
                 if not is_whole and pointed_at(directory) == pointer:
                     self.violations.append(f"{told.directory}: {pointer} is named too early")
                 self.looks += 1
+
+    def _is_right(self, directory: Path, told: Told, pointer: int) -> bool:
+        try:
+            now = (directory / shard(pointer)).stat()
+        except FileNotFoundError:
+            return False
+        seen = (pointer, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+        if self._right.get(told.directory) == seen:
+            return True
+        if is_whole := is_there(directory, told, pointer):
+            self._right[told.directory] = seen
+        return is_whole
 
     def stop(self) -> None:
         """It has seen enough."""
@@ -220,50 +235,6 @@ class Watcher:
 
 
 # -- nodes
-
-
-@dataclass
-class Outcome:
-    """Of all losses of one kind."""
-
-    kind: str
-    seed: int
-    times: int = 0
-    told: int = 0
-    """Checkpoints that were told to be copied, and not deleted, at the moments of the losses."""
-    found: int = 0
-    """Of these on the storage afterwards."""
-    undrained: int = 0
-    """Of these not on the storage at the moments of the losses: what would be lost without."""
-    alone: int = 0
-    """Losses after which the holder adopted without being asked."""
-    unknown_s: list[float] = field(default_factory=list)
-    """Between the loss and the last moment before which all was copied, as far as is known: what
-    others closed later is withheld until somebody says what became of the node.
-    """
-    adoptions_s: list[float] = field(default_factory=list)
-    pointers_s: list[float] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    took_s: float = 0.0
-
-    def row(self) -> list[str]:
-        """For the table."""
-        words = [self.kind, self.times, self.told, self.found, self.undrained, self.alone]
-        words.append(len(self.violations))
-        times = (self.unknown_s, self.adoptions_s, self.pointers_s)
-        return [*map(str, words), *map(spread, times)]
-
-
-def spread(times: Sequence[float]) -> str:
-    """Median, nine tenths, longest."""
-    if not times:
-        return "–"
-    found = sorted(times)
-    shares = {"median": 0.5, "90 %": 0.9, "longest": 1.0}
-    return ", ".join(
-        f"{name} {found[min(len(found) - 1, int(share * len(found)))]:.1f}"
-        for name, share in shares.items()
-    )
 
 
 class Nodes:
@@ -283,7 +254,10 @@ class Nodes:
         self.mounts: list[AcpfsMount] = []
         self.savers: list[Saver] = []
         self.all_told: list[Told] = []
+        self._gone: list[tuple[Told, int]] = []
+        """What lost nodes have left, with where each one's pointer was when it was judged."""
         self._born = 0
+        self._evidence = 0
 
     def __enter__(self) -> Nodes:
         try:
@@ -391,6 +365,43 @@ class Nodes:
         self.mounts[number].start()
         self.savers[number] = self._saver(number)
 
+    def retire(self, told: Told) -> list[str]:
+        """A node that is lost has been judged; what is wrong with one that was long ago."""
+        self._gone.append((told, pointed_at(self._backing / told.directory)))
+        return self._removed() if len(self._gone) > RETIRED else []
+
+    def keep_evidence(self) -> None:
+        """Logs and what members say of themselves, as long as they are there: to trace what is
+        wrong.
+        """
+        self._evidence += 1
+        place = self._tmp / f"evidence{self._evidence}"
+        shutil.copytree(self._backing / ".acpfs" / "nodes", place / "nodes")
+        for log in self._tmp.glob("*.run/logs/*.log"):
+            shutil.copy(log, place)
+        for mount in self.mounts:
+            with contextlib.suppress(AcpfsError, OSError, ValueError):
+                (place / f"{mount.path.name}.json").write_text(json.dumps(mount.status(), indent=1))
+
+    def end(self) -> list[str]:
+        """What is wrong with those that are left."""
+        wrong = []
+        while self._gone:
+            wrong += self._removed()
+        return wrong
+
+    def _removed(self) -> list[str]:
+        told, pointer = self._gone.pop(0)
+        self.all_told.remove(told)
+        directory = self._backing / told.directory
+        wrong = what_is_wrong(directory, told)
+        if (now := pointed_at(directory)) != pointer:
+            wrong.append(f"{told.directory}: the pointer says {now}, and said {pointer} before")
+        if not wrong:
+            (directory / "latest").unlink(missing_ok=True)  # first: the watcher may look now
+            shutil.rmtree(directory)
+        return [f"{line}, long after the loss" for line in wrong]
+
     def lost_since(self, number: int) -> float:
         """When the first file may have been closed that the adopter did not have; now: it is known
         that there is none.
@@ -431,19 +442,23 @@ class Nodes:
 
     def is_adopted_alone(self, number: int) -> bool:
         """Once its holder has drained it without being asked; False where that leaves it to a
-        person.
+        person, or takes too long.
         """
         node = self.mounts[number].path.name
+        others = [one for one in self.mounts if one.path.name != node]
         began = time.monotonic()
-        while time.monotonic() - began < WAIT_S:
-            others = [one for one in self.mounts if one.path.name != node]
-            held = [one for mount in others for one in mount.status()["held"]]
-            told = [str(one["adoption"]) for one in held if one["node"] == node]
-            if self._record(number).get("state") == "left" and not told:
-                return True
-            if any("acpfs-ctl adopt" in why for why in told):
-                return False
-            pause(0.2)
+        asks_at = began
+        while (now := time.monotonic()) - began < WAIT_S:
+            has_left = self._record(number).get("state") == "left"
+            if has_left or now >= asks_at:
+                held = [one for mount in others for one in mount.status()["held"]]
+                told = [str(one["adoption"]) for one in held if one["node"] == node]
+                if has_left and not told:
+                    return True
+                if any("acpfs-ctl adopt" in why for why in told):
+                    return False
+                asks_at = now + ASKS_S
+            pause(0.1)
         return False
 
     def _record(self, number: int) -> dict[str, Any]:
@@ -463,8 +478,9 @@ class Nodes:
             return [f"{node}: no copy counts"]
         try:
             holder.run("acpfs-ctl", str(holder.path), "adopt", node, "--is-off")
-        except CommandError as error:
-            return [f"{node}: not adopted by {holder.path.name}: {error.stderr.strip()[-300:]}"]
+        except (CommandError, subprocess.TimeoutExpired) as error:
+            why = str(error.stderr).strip()[-300:]
+            return [f"{node}: not adopted by {holder.path.name}: {why}"]
         return []
 
 
@@ -476,23 +492,31 @@ def run(
     tell: Callable[[str], None] = lambda _line: None,
     *,
     alone: bool = False,
+    until: float = math.inf,
     kept: Callable[[list[Outcome]], None] = lambda _outcomes: None,
 ) -> list[Outcome]:
     """Losses, and as many behind a network that was cut, which needs root and ip(8). `alone`:
-    holders adopt without being asked; `kept`: is given what was seen, after each loss.
+    holders adopt without being asked; `until`: no further one after then, by the monotonic clock;
+    `kept`: is given what was seen, after each loss.
     """
     (backing := tmp / "backing").mkdir()
-    found = [Outcome("loss", seed), Outcome("loss behind a cut network", seed)]
+    found = [Outcome("loss", [seed]), Outcome("loss behind a cut network", [seed])]
     kinds = [0] * losses + [1] * partitions
     chooser = random.Random(seed)
     chooser.shuffle(kinds)
     began = time.monotonic()
+
+    def seen() -> list[Outcome]:
+        return [one for one in found if one.times]
+
     with contextlib.ExitStack() as stack:
         networks = None if Networks.missing() else stack.enter_context(Networks(NODES))
         nodes = stack.enter_context(Nodes(tmp, backing, seed, networks, alone=alone))
         watcher = Watcher(backing, nodes.all_told)
         stack.callback(watcher.stop)
         for count, kind in enumerate(kinds, 1):
+            if time.monotonic() > until:
+                break
             outcome = found[kind]
             one = Loss(nodes, backing, networks if kind else None, chooser, alone=alone)
             one.happen(outcome)
@@ -505,8 +529,10 @@ def run(
                 f"{outcome.undrained} were not persisted, "
                 f"{len(outcome.violations)} violations {outcome.violations[-2:]}"
             )
-            kept([one for one in found if one.times])
-    return [one for one in found if one.times]
+            kept(seen())
+        found[0].violations += nodes.end()
+        kept(seen())
+    return seen()
 
 
 class Loss:
@@ -534,10 +560,12 @@ class Loss:
         victim = self._random.randrange(NODES)
         told = nodes.savers[victim].told
         directory = self._backing / told.directory
-        nodes.settle()  # else it were two losses at once
+        with step(outcome, "each has a holder"):
+            nodes.settle()  # else it were two losses at once
         nodes.vary()
-        pause(self._random.uniform(*SAVES_S))
-        with self._cut_off(victim):
+        with step(outcome, "saves"):
+            pause(self._random.uniform(*SAVES_S))
+        with self._cut_off(victim, outcome):
             lost_at = time.time()
             nodes.lose(victim)
         nodes.savers[victim].stop()
@@ -546,36 +574,43 @@ class Loss:
         outcome.told += len(told.copied)
         outcome.undrained += len(lacking)
         nodes.hurry(victim)
-        began = time.monotonic()
         is_all_there = not lacking and pointed_at(directory) >= told.pointer
         # all that was told is persisted, and no copy needs to count; else it must
         wrong = []
-        if is_all_there and nodes.holder_of(victim) is None:
-            nodes.wait_missed(victim)
-        elif self._alone and nodes.is_adopted_alone(victim):
-            outcome.alone += 1
-        else:
-            wrong = nodes.adopt(victim)
-        outcome.adoptions_s.append(round(time.monotonic() - began, 2))
+        with step(outcome, "adoption"):
+            if is_all_there and nodes.holder_of(victim) is None:
+                nodes.wait_missed(victim)
+            elif self._alone and nodes.is_adopted_alone(victim):
+                outcome.alone += 1
+            else:
+                wrong = nodes.adopt(victim)
+        outcome.adoptions_s.append(outcome.steps_s["adoption"][-1])
         wrong += what_is_wrong(directory, told)
         outcome.found += sum(is_there(directory, told, one) for one in told.copied)
         since = nodes.lost_since(victim)
         outcome.unknown_s.append(round(max(0.0, lost_at - since), 2))
         # what others closed before that comes by itself; the rest when somebody has decided
-        wrong += self._pointers_come(victim, outcome, since - SURELY_S, "after the adoption")
-        wrong += nodes.forget(victim)
-        wrong += self._pointers_come(victim, outcome, time.time(), "when it was forgotten")
+        with step(outcome, "pointers"):
+            wrong += self._pointers_come(victim, outcome, since - SURELY_S, "after the adoption")
+        with step(outcome, "forgotten, and pointers"):
+            wrong += nodes.forget(victim)
+            wrong += self._pointers_come(victim, outcome, time.time(), "when it was forgotten")
+        wrong += nodes.retire(told)
+        if wrong:
+            nodes.keep_evidence()
         outcome.violations += wrong
-        nodes.replace(victim)
+        with step(outcome, "another node instead"):
+            nodes.replace(victim)
 
     @contextlib.contextmanager
-    def _cut_off(self, victim: int) -> Iterator[None]:
+    def _cut_off(self, victim: int, outcome: Outcome) -> Iterator[None]:
         if self._networks is None:
             yield
             return
         self._networks.cut(victim)
         try:
-            pause(self._random.uniform(*CUT_S))
+            with step(outcome, "cut off"):
+                pause(self._random.uniform(*CUT_S))
             yield
         finally:
             self._networks.join(victim)
@@ -602,33 +637,14 @@ class Loss:
         return wrong
 
 
+@contextlib.contextmanager
+def step(outcome: Outcome, name: str) -> Iterator[None]:
+    """Write down how long the block took."""
+    began = time.monotonic()
+    yield
+    outcome.steps_s.setdefault(name, []).append(round(time.monotonic() - began, 2))
+
+
 def pause(seconds: float) -> None:
     """While the nodes save."""
     threading.Event().wait(seconds)
-
-
-def save(base: Path, outcomes: Sequence[Outcome], command: str, kernel: str) -> None:
-    """`base`.json and `base`.md."""
-    found = {"command": command, "kernel": kernel, "runs": [asdict(one) for one in outcomes]}
-    base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    times = sum(one.times for one in outcomes)
-    wrong = [line for one in outcomes for line in one.violations]
-    terms = (
-        f"Seed {outcomes[0].seed}, Linux {kernel}, heartbeat {HEARTBEAT_S:g} s, member time-out "
-        f"{NODE_TIMEOUT_S:g} s: **{times} losses, {len(wrong)} violations**."
-    )
-    lines = [
-        f"# Nodes lost while they save, {NODES} nodes with copies = 1",
-        "",
-        f"    {command}",
-        "",
-        terms,
-        "What is done and checked: docs/CONFORMANCE.md, Several nodes.",
-        "",
-        f"| {' | '.join(HEAD)} |",
-        "|" + "---|" * len(HEAD),
-        *(f"| {' | '.join(one.row())} |" for one in outcomes),
-        *(["", "The first violations:", ""] if wrong else []),
-        *(f"* {line}" for line in wrong[:5]),
-    ]
-    base.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
