@@ -13,6 +13,8 @@ import os
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ HOLD_S = 10.0
 """So long the worker may take to say what becomes of a word or of bytes that it is to hold."""
 PIECE_MAX_S = 20.0
 """A member that takes longer for a piece of what is held here is slower than any storage."""
+BUFFERS_MAX = 4
+"""So many are kept while nothing arrives: of one member's files that are copied at once."""
 IDLE_S = 60.0
 ACCEPT_AGAIN_S = 0.2
 
@@ -58,6 +62,27 @@ class ListeningLimits:
     strangers: int = STRANGERS_MAX
     members: int = MEMBERS_MAX
     handshake_s: float = HANDSHAKE_S
+
+
+class PieceBuffers:
+    """Memory for what arrives: what was used a moment ago is warm, and new memory costs as much as
+    the bytes. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[bytearray] = deque(maxlen=BUFFERS_MAX)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[bytearray]:
+        """For the largest piece, for as long as the block takes."""
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            buffer = bytearray(PUT_BYTES_MAX)
+        try:
+            yield buffer
+        finally:
+            self._idle.append(buffer)
 
 
 class Listening:
@@ -79,6 +104,7 @@ class Listening:
         """Connection → when it has to have shown its key."""
         self._members = 0
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
+        self._buffers = PieceBuffers()
 
     def begin(self, listeners: list[socket.socket]) -> None:
         """Take connections, each listener in a thread."""
@@ -189,18 +215,23 @@ class Listening:
         if not isinstance(said, dict):
             raise ValueError("nothing that is to be held")  # noqa: TRY004 - of content
         size = whole_number(said, "size", 1, PUT_BYTES_MAX)
+        with self._buffers.lent() as buffer, memoryview(buffer)[:size] as view:
+            self._take_piece(link, node, said, view)
+
+    def _take_piece(
+        self, link: MemberLink, node: str, said: dict[str, object], view: memoryview
+    ) -> None:
+        size = len(view)
         position = whole_number(said, "at", 0, (1 << 62) - size)
-        buffer = bytearray(size)  # asked first, a sender would wait once more for each piece
         link.limit(HANDSHAKE_S)
-        with memoryview(buffer) as view:
-            link.receive_into(view, PIECE_MAX_S)
+        link.receive_into(view, PIECE_MAX_S)  # asked first, a sender would wait once more for each
         answer = self._ask({"do": "room", "from": node, "said": said}, HOLD_S)
         if answer is None:
             link.send(_refusal("it does not answer itself"))
             return
         try:
             if answer.fds:
-                _write_all(answer.fds[0], buffer, position)
+                _write_all(answer.fds[0], view, position)
         finally:
             answer.close()
         if answer.fds:
@@ -289,8 +320,7 @@ def _refusal(why: str) -> Message:
     return {"refused": why}
 
 
-def _write_all(fd: int, data: bytearray, position: int) -> None:
-    view = memoryview(data)
+def _write_all(fd: int, view: memoryview, position: int) -> None:
     while view:
         done = os.pwrite(fd, view, position)
         view = view[done:]

@@ -41,6 +41,8 @@ class CopyPlace(Protocol):
 
     frees_ram: bool
     """Whether what has a copy there may leave RAM."""
+    piece_bytes: int
+    """What is written there at a time, at most."""
     lacks: bool
     """Whether it lacks something that an earlier place of the copies had, and that is needed."""
 

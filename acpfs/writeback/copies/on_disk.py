@@ -79,6 +79,7 @@ class DiskCopies:
     """See `copy_place.CopyPlace`: in a spill directory, which is there all the time."""
 
     frees_ram = True
+    piece_bytes = 2 << 20
     is_broken = False
     lacks = False
 

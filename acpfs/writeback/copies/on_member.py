@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from acpfs.backing.filling import write_all
 from acpfs.checksum import Checksum
 from acpfs.exchange.exchange_records import PUT_BYTES_MAX, MemberAddress, Message
 from acpfs.logger import get_logger
@@ -98,6 +99,7 @@ class MemberPlace:
     """See `copy_place.CopyPlace` and `journal_place.JournalPlace`: one of each."""
 
     frees_ram = False
+    piece_bytes = PUT_BYTES_MAX  # each costs four processes some words
     lacks = False
 
     def __init__(
@@ -549,12 +551,15 @@ class MemberJournal:
         self._write(b"".join(self._encoder.transaction(statements) for statements in batch))
 
     def _write(self, data: bytes) -> None:
-        with closing(MemberCopy(self._place, self._session, self._name)) as copy:
+        fd = os.memfd_create("acpfs-journal", os.MFD_CLOEXEC)
+        try:
             for start in range(0, len(data), PUT_BYTES_MAX):
                 piece = data[start : start + PUT_BYTES_MAX]
-                copy.buffer(len(piece))[:] = piece
-                copy.write(piece, self._length)
+                write_all(fd, piece, 0)
+                self._place.put(self._session, self._name, self._length, fd, len(piece))
                 self._length += len(piece)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """See `journal_place.Journal`."""

@@ -474,7 +474,7 @@ class Spill:
     def _fill_once(self, making: Making, file: CopyFile, size: int) -> str:
         hasher = Checksum()
         position = 0
-        buffer = file.buffer(min(size, PIECE_BYTES))
+        buffer = file.buffer(min(size, self.directory.piece_bytes))
         with contextlib.closing(Source(making, self._tier, self._lock, buffer, self)) as source:
             while position < size:
                 count, is_hole = source.read(position, min(size - position, len(buffer)))
