@@ -85,8 +85,8 @@ ROWS = (
     ),
     Row(
         "a state of one's own, the same in all ranks (`state=`)",
-        (RUNS, NO_WAY, "the tensors themselves: not tried; copies: refused", NO_WAY),
-        ("test_a_rank_dies", "test_what_is_missing_is_named"),
+        (RUNS, NO_WAY, "the tensors themselves: double; copies: refused", NO_WAY),
+        ("test_a_rank_dies", "test_what_is_missing_is_named", "test_copies_are_refused"),
     ),
     Row(
         "FSDP2 without a replicate dimension, ZeRO without copies, with `buddy_every`",
@@ -140,9 +140,10 @@ ROWS = (
     ),
     _update("a model that `torch.compile` was put around", "compiled"),
     Row(
-        "capturable optimizers",
-        ("torch has none on processors", "", NOT_TRIED, NOT_TRIED),
-        (),
+        "capturable optimizers, a learning rate on the device",
+        ("torch has none on processors", "", DOUBLE, DOUBLE),
+        (EVERY_WAY, EVERY_WAY_ON),
+        ("capturable",),
     ),
     _refused(
         "an optimizer that needs its closure, or calls it twice (LBFGS)",

@@ -27,7 +27,7 @@ from acpfs.training.messages import Gate, Shard
 from acpfs.training.torch.end_mark import Live
 from acpfs.training.torch.layout import Layout, shard_name
 from acpfs.training.torch.run import Run
-from acpfs.training.torch.transfer import Contents, pieces
+from acpfs.training.torch.transfer import Contents, pieces, placed
 from acpfs.training.torch.writers import Writer
 
 _COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -156,7 +156,7 @@ class DeepSpeedHolding:
         with torch.no_grad():
             self._part.copy_(contents["part"][""].value)
         self._zero.optimizer.state[self._part] = {
-            key: piece.value for key, piece in contents["part"].items() if key
+            key: placed(self._part, piece) for key, piece in contents["part"].items() if key
         }
 
     def gradients(self) -> Contents | None:

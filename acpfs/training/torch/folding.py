@@ -3,7 +3,7 @@ updated its own part of them only.
 
 Without a fault ranks gather them from each other behind every update. Here a rank may have died
 between the two, so those who save give their parts to the one who writes, in the group of savers.
-Main thread only.
+That is gloo's, which reads and writes the host's memory only. Main thread only.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ def fold(own: int, holders: Mapping[int, int], parts: Callable[[int], Sequence[A
             continue
         for tensor in parts(part):
             if me == writer:
-                dist.recv(_bytes(tensor), rank)
+                is_there = tensor.device.type == "cpu"
+                room = tensor if is_there else torch.empty(tensor.shape, dtype=tensor.dtype)
+                dist.recv(_bytes(room), rank)
+                if not is_there:
+                    tensor.detach().copy_(room)
             else:
                 assert part == own
-                dist.send(_bytes(tensor), writer)
+                dist.send(_bytes(tensor.cpu()), writer)
     return writer
 
 

@@ -75,7 +75,7 @@ def fill(parameters: Mapping[str, Any], optimizers: Sequence[Any], contents: Con
         for name, values in contents.items():
             parameter = parameters[name]
             local(parameter).copy_(values[""].value)
-            state = {key: _like(parameter, piece) for key, piece in values.items() if key}
+            state = {key: placed(parameter, piece) for key, piece in values.items() if key}
             if state:
                 local_optimizer(owner[id(parameter)]).state[parameter] = state
 
@@ -92,10 +92,11 @@ def gradients(parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
 def fill_gradients(parameters: Mapping[str, Any], contents: Contents) -> None:
     """What `gradients` gave; those of all other parameters go."""
     for name, parameter in parameters.items():
-        parameter.grad = _like(parameter, contents[name][""]) if name in contents else None
+        parameter.grad = placed(parameter, contents[name][""]) if name in contents else None
 
 
-def _like(parameter: Any, piece: Piece) -> Any:
+def placed(parameter: Any, piece: Piece) -> Any:
+    """What belongs to a parameter, where that is."""
     if piece.of_device:
         piece = Piece(piece.value.to(local(parameter).device), piece.distributed)
     if not piece.distributed:

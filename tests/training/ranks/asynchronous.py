@@ -293,6 +293,27 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
 
+    # of several tensors; whoever looks at what is gathered waits by himself
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Work:
+        reduced = _reducing(opts)
+        return self._go(tensors, lambda number, all_: tensors[number].copy_(reduced(all_)))
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        def take(number: int, all_: list[Any]) -> None:
+            outputs[number].copy_(torch.cat([one.reshape(-1) for one in all_]))
+
+        return self._go(inputs, take, outputs)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        reduced = _reducing(opts)
+
+        def take(number: int, all_: list[Any]) -> None:
+            parts = reduced(all_).reshape(-1).chunk(self._world)
+            outputs[number].copy_(parts[self._rank].view_as(outputs[number]))
+
+        return self._go(inputs, take, outputs)
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         (room,) = outputs
         root = opts.rootRank
@@ -334,9 +355,14 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
         super().__init__(parameters, **settings)
         self.stream = stream
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             self._launch(group)
+        return loss
 
     def _launch(self, group: dict[str, Any]) -> None:
         lists: list[list[Any]] = [[], [], [], [], [], []]
@@ -347,14 +373,18 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
         for written in (lists[0], lists[2], lists[3], lists[5]):
             for value in written:
                 torch.autograd.graph.increment_version(_own(value))
+        rate = group["lr"]
         settings = {
-            "lr": float(group["lr"]),
+            # one that is on the device is what it is when the update comes to it
+            "lr": _alias(rate) if isinstance(rate, torch.Tensor) else float(rate),
             "beta1": group["betas"][0],
             "beta2": group["betas"][1],
             "eps": group["eps"],
             "weight_decay": group["weight_decay"],
             "foreach": bool(group["foreach"]),
             "fused": bool(group["fused"]),
+            "capturable": bool(group["capturable"]),
+            "decoupled_weight_decay": bool(group["decoupled_weight_decay"]),
             # what a scaler tells a fused one of this step
             "grad_scale": getattr(self, "grad_scale", None),
             "found_inf": getattr(self, "found_inf", None),

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import adam
 
 from acpfs.training.manifest import verify
 from acpfs.training.marks import Marks
@@ -252,6 +253,9 @@ class Behind(Job):
     def optimizers(self) -> list[Any]:
         return [self.optimizer, *self.further]
 
+    is_rate_there: bool = False
+    """Whether the learning rate is on the device as well."""
+
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         torch.manual_seed(1000 * number + dist.get_rank() // self.alike)
         at("forward")
@@ -273,6 +277,8 @@ class Behind(Job):
             self.place.do(self.clip)
         self._update()
         at("sent_round")
+        if self.is_rate_there:
+            self.place.order()  # a new one is behind the update
         self.scheduler.step()
 
     def _update(self) -> None:
@@ -359,6 +365,18 @@ def fused(place: Place) -> Behind:
     return replace(job, scheduler=decay(job.optimizer))
 
 
+def capturable(place: Place) -> Behind:
+    """Rate and counts of steps are on the device, and the host reads none of them.
+
+    torch refuses that for processors by a list of kinds of devices: here theirs is in it.
+    """
+    adam._get_capturable_supported_devices = lambda *_, **__: [place.mesh]
+    job = ddp(place)
+    rate = place.put(torch.tensor(0.01))
+    job.optimizer = place.adam(job.model.parameters(), lr=rate, capturable=True, foreach=True)
+    return replace(job, scheduler=decay(job.optimizer), is_rate_there=True)
+
+
 def clipped(place: Place) -> Behind:
     """By their norm, always."""
     job = ddp(place)
@@ -421,6 +439,7 @@ LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "experts": experts,
     "foreach": foreach,
     "fused": fused,
+    "capturable": capturable,
     "clipped": clipped,
     "clipped shards": clipped_shards,
     "accumulated": accumulated,

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import io
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from acpfs.training.frameworks.deepspeed import DeepSpeedHolding
 from acpfs.training.host_state import Taken
 from acpfs.training.torch.buddy import packed, unpacked
 from acpfs.training.torch.transfer import Piece, fill, filled, flat, outline
@@ -51,6 +53,23 @@ def test_what_was_in_a_devices_memory_comes_to_where_its_parameter_is() -> None:
     state = optimizer.state[parameter]
     assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", "cpu")
     assert (state["step"].item(), state["kind"]) == (4.0, "a word")
+
+
+@pytest.mark.clause("T206")
+def test_moments_of_a_part_of_deepspeeds_come_to_where_that_is() -> None:
+    """A lost rank's, from another one's memory."""
+    part = torch.nn.Parameter(torch.empty(3, device="meta"))
+    held = DeepSpeedHolding.__new__(DeepSpeedHolding)
+    optimizer = torch.optim.Adam([part])
+    vars(held).update(_part=part, _zero=SimpleNamespace(optimizer=optimizer))
+    sent = {
+        "": Piece(torch.ones(3), of_device=True),
+        "exp_avg": Piece(torch.ones(3), of_device=True),
+        "step": Piece(torch.tensor(4.0)),
+    }
+    held.fill({"part": sent})
+    state = optimizer.state[part]
+    assert (state["exp_avg"].device.type, state["step"].device.type) == ("meta", "cpu")
 
 
 @pytest.mark.clause("T206")
