@@ -228,7 +228,9 @@ class Protection:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._member is not None and not self.guard.is_off and not _in_order(value):
+        # under a hold a loop may exit for what an aborted collective has left in a number
+        is_fault = not _in_order(value) or (value is not None and self._rank.marks.held)
+        if self._member is not None and not self.guard.is_off and is_fault:
             self.guard.last(self._fault, value)
         for close in (self._handlers.close, self._rank.remove):
             self.guard.last(close)

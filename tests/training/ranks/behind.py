@@ -550,6 +550,16 @@ class Fails(Moment):
         job.memory.lose()
 
 
+@dataclass(frozen=True)
+class Exits(Moment):
+    """The loops of all others do, for what an aborted collective has left: a number says so."""
+
+    def at_work(self, rank: int, point: str, number: int, job: Behind) -> None:
+        if point == "reduce" and number == self.number and rank not in self.ranks:
+            job.place.order()
+            raise SystemExit
+
+
 def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 2) -> Moment:
     """`first`: the update from which on; one that dies before the first is done leaves nothing."""
     dies, slow = chance.sample(range(WORLD), 2)

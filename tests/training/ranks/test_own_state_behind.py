@@ -81,7 +81,7 @@ def without_fault(rank: int, directory: Path) -> None:
             (directory / FILE).rename(directory / f"{number}.pt")
 
 
-def protected(rank: int, fault: Moment, directory: Path) -> None:
+def protected(rank: int, fault: Moment, directory: Path, exits: bool) -> None:
     place = OnDouble()
     place.join(rank, directory)
     loop = Loop(place)
@@ -105,18 +105,23 @@ def protected(rank: int, fault: Moment, directory: Path) -> None:
             at("begin")
             loop.compute(number)
             at("reduced")
+            if exits and number == DIES:
+                place.order()
+                raise SystemExit
             protection.begin_update()
             loop.update()
             protection.end_update()
 
 
-def left(fault: Moment, directory: Path) -> tuple[Any, Any]:
-    """What is in the gasp, and what it has to be."""
+def left(fault: Moment, directory: Path, *, exits: bool = False) -> tuple[Any, Any]:
+    """What is in the gasp, and what it has to be. `exits`: the loop, for what an aborted collective
+    has left.
+    """
     expected = directory / "without"
     expected.mkdir()
     with Ranks(WORLD, expected, lambda rank: without_fault(rank, expected)) as ranks:
         assert ranks.statuses() == [0] * WORLD, ranks.said()
-    with Ranks(WORLD, directory, lambda rank: protected(rank, fault, directory)) as ranks:
+    with Ranks(WORLD, directory, lambda rank: protected(rank, fault, directory, exits)) as ranks:
         for rank, status in enumerate(ranks.statuses()):
             assert status == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), (
                 ranks.said()
@@ -152,6 +157,14 @@ def test_a_hold_that_nobody_looks_at_is_found(tmp_path: Path) -> None:
     if right is not None:
         with pytest.raises(AssertionError):
             assert_same(found, right)
+
+
+@pytest.mark.clause("T231")
+def test_a_loop_exits_for_what_an_aborted_collective_has_left(tmp_path: Path) -> None:
+    """As Lightning's does: rank 0 tells the others at each batch whether they are to exit."""
+    found, right = left(Moment("", {1: "begin"}, number=DIES), tmp_path, exits=True)
+    assert right is not None
+    assert_same(found, right)
 
 
 def copies_are_refused(rank: int, directory: Path) -> None:

@@ -15,6 +15,7 @@ from tests.training.ranks.behind import (
     WAYS,
     WHERE,
     WRONG,
+    Exits,
     Fails,
     Moment,
     OnDouble,
@@ -99,3 +100,12 @@ def test_each_wrong_gate_is_found(tmp_path: Path, yardsticks: Path, gate: str, s
             print(gate, "found by kill", number + 1)
             return
     pytest.fail(f"{gate} was not found in {KILLS} kills")
+
+
+@pytest.mark.long
+@pytest.mark.clause("T231")
+def test_loops_exit_for_what_an_aborted_collective_has_left(
+    tmp_path: Path, yardsticks: Path
+) -> None:
+    fault = Exits("ddp", {1: "backward"}, number=5)
+    assert verdict(fault, tmp_path, yardsticks) == "right"
