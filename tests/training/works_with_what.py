@@ -50,9 +50,11 @@ def _refused(what: str, why: str, *tests: str) -> Row:
 
 
 def _framework(what: str, *tests: str) -> Row:
-    return Row(what, (RUNS, NO_WAY, NOT_TRIED, NO_WAY), tests)
+    return Row(what, (RUNS, NO_WAY, DOUBLE, NO_WAY), (*tests, ON_DOUBLE))
 
 
+ON_DOUBLE = "test_a_rank_dies_on_the_double"
+"""Of frameworks: in files of their own."""
 EVERY_WAY = "test_every_way_to_update"
 EVERY_WAY_ON = "test_every_way_to_update_is_gone_on_with"
 BEHIND = "test_a_rank_dies_in_its_backward_pass"
@@ -110,8 +112,11 @@ ROWS = (
     ),
     Row(
         "Megatron-Core, distributed optimizer in two instances",
-        (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
-        ("test_with_tensor_parallelism", "test_two_groups_of_experts", "test_a_rank_is_replaced"),
+        (RUNS, RUNS, DOUBLE, DOUBLE),
+        (
+            *("test_with_tensor_parallelism", "test_two_groups_of_experts"),
+            *("test_a_rank_is_replaced", ON_DOUBLE, "test_a_rank_is_replaced_on_the_double"),
+        ),
     ),
     _framework("transformers' Trainer", "test_one_rank_is_killed"),
     _framework("Lightning", "test_one_rank_is_killed"),

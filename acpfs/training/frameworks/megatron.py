@@ -247,8 +247,14 @@ class MegatronShards:
     """
 
     def __init__(
-        self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common
+        self,
+        chunks: Sequence[Any],
+        optimizer: Any,
+        scheduler: Any,
+        common: Common,
+        control: Any = None,
     ) -> None:
+        """`control`: a group of gloo's, of all ranks; None: the default group."""
         self.optimizers = only_distributed(optimizer)
         self.whole = optimizer
         self.chunks = chunks
@@ -261,7 +267,8 @@ class MegatronShards:
         ]
         self.places: list[tuple[Place, ...]] = [()] * dist.get_world_size()
         """Of each rank."""
-        dist.all_gather_object(self.places, tuple(one.place for one in self.sharded))
+        own = tuple(one.place for one in self.sharded)
+        dist.all_gather_object(self.places, own, group=control)
         mine = [self.holders(one.place) for one in self.sharded]
         self.layout = Layout({shard_name(ranks): ranks for ranks in mine}, {}, Gate.EXPLICIT)
         self.buffers: dict[str, Any] = {}

@@ -59,7 +59,8 @@ def restore_megatron(
     Raises:
         ConfigError: something that has no copies, or cannot be told.
     """
-    held = MegatronHolding(MegatronShards(model, optimizer, scheduler, lambda _: {}), step)
+    shards = MegatronShards(model, optimizer, scheduler, lambda _: {}, run.control())
+    held = MegatronHolding(shards, step)
 
     def end_of_step() -> None:
         if scheduler is not None:

@@ -98,6 +98,15 @@ class Run:
         """Where this generation's ranks meet; nobody's death ends it but the coordinator's."""
         return self._store
 
+    def control(self) -> Any:
+        """gloo's group of all ranks of this generation: whatever is said over it ends with its
+        connections, and leaves nothing that was not said. A collective the first time.
+
+        Raises:
+            ConfigError: a backend that nobody can be got out of, or that no device has seen.
+        """
+        return self._groups.control or self._groups.make_control()
+
     def restore(
         self,
         *,
@@ -138,7 +147,7 @@ class Run:
         after_update: Callable[[], None] | None = None,
     ) -> int:
         """The same for whoever brings a holding. All but that one are as for `restore`."""
-        group = self._groups.control or self._groups.make_control()
+        group = self.control()
         progress = self._groups.progress
         host = host_state(
             *(held.optimizers, held.buffers, self._policy.buffers_bytes_max),

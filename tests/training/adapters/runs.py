@@ -9,14 +9,16 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus, Manifest
+from tests.training.adapters import on_double
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import assert_same
 
@@ -27,6 +29,8 @@ DIES = 5
 
 
 WIDTH = 16
+MANY = 40_000
+"""Updates of a loop that is to be ended by a fault."""
 
 
 def network() -> Any:
@@ -44,6 +48,22 @@ class Run:
     protected: bool = False
     resumed: bool = False
     dies: Mapping[int, str] = field(default_factory=dict)
+    double: bool = False
+    """Whether on the double of a device that runs behind its host; else over gloo."""
+    gate: str = ""
+    """Which one is wrong; empty: none."""
+    adam: Callable[..., Any] = torch.optim.Adam
+    """Makes one for where the rank's tensors are."""
+
+    @property
+    def steps(self) -> int:
+        """Garbage ends no loop."""
+        return MANY if self.gate else STEPS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of `protect`: where the exception came first, no wrong gate would be passed."""
+        return {"interrupt_after_s": 2.0} if self.gate else {}
 
     def at(self, rank: int, point: str, update: int) -> None:
         """Called at points by name."""
@@ -64,11 +84,17 @@ def as_rank(rank: int, script: Script, run: Run, store: Path) -> None:
         LOCAL_WORLD_SIZE=str(WORLD),
         MASTER_ADDR="127.0.0.1",
     )
-    join_group(rank, WORLD, store)
-    torch.save(
-        script(rank, run),
-        run.directory.parent / f"end-{rank}{'-resumed' if run.resumed else ''}.pt",
-    )
+    order: Callable[[], object] = int
+    if run.double:
+        place = on_double.join(rank, WORLD, store, run.gate)
+        run = replace(run, adam=place.adam)
+        order = place.order
+    else:
+        join_group(rank, WORLD, store)
+    ends = script(rank, run)
+    order()
+    name = f"end-{rank}{'-resumed' if run.resumed else ''}.pt"
+    torch.save(ends, run.directory.parent / name)
 
 
 def run_all(script: Script, run: Run, name: str) -> Ranks:
@@ -78,18 +104,20 @@ def run_all(script: Script, run: Run, name: str) -> Ranks:
     return Ranks(WORLD, run.directory.parent, lambda rank: as_rank(rank, script, run, store))
 
 
-def without_fault(script: Script, place: Path) -> Path:
+def without_fault(script: Script, place: Path, *, double: bool = False) -> Path:
     """Its directory; made once."""
     directory = place / "whole"
     if not (place / f"end-{WORLD - 1}.pt").exists():
-        with run_all(script, Run(directory), "whole") as ranks:
+        with run_all(script, Run(directory, double=double), "whole") as ranks:
             assert ranks.statuses() == [0] * WORLD, ranks.said()
     return directory
 
 
-def with_fault(script: Script, place: Path, dies: Mapping[int, str]) -> Path:
+def with_fault(
+    script: Script, place: Path, dies: Mapping[int, str], *, double: bool = False, gate: str = ""
+) -> Path:
     """The gasp."""
-    run = Run(place / "run", protected=True, dies=dies)
+    run = Run(place / "run", protected=True, dies=dies, double=double, gate=gate)
     with run_all(script, run, "run") as ranks:
         expected = [-signal.SIGKILL if rank in dies else ExitStatus.SAVED for rank in range(WORLD)]
         assert ranks.statuses() == expected, f"{ranks.statuses()} {ranks.said()}"
@@ -97,27 +125,40 @@ def with_fault(script: Script, place: Path, dies: Mapping[int, str]) -> Path:
     return found.parent
 
 
-def ends(script: Script, place: Path) -> list[Any]:
+def assert_is_found(gasp: Path, whole: Path, compare: Callable[[Path, Path], object]) -> None:
+    """Without the right gate: nobody could have done another update, or it is not that one's
+    state.
+    """
+    if verify(gasp).step <= DIES:
+        with pytest.raises(AssertionError):
+            compare(gasp, whole)
+
+
+def ends(script: Script, place: Path, *, double: bool = False) -> list[Any]:
     """What a run from the checkpoint below `place / "run"` comes to, by rank."""
-    with run_all(script, Run(place / "run", resumed=True), "resumed") as ranks:
+    with run_all(script, Run(place / "run", resumed=True, double=double), "resumed") as ranks:
         assert ranks.statuses() == [0] * WORLD, ranks.said()
     return [
         torch.load(place / f"end-{rank}-resumed.pt", weights_only=False) for rank in range(WORLD)
     ]
 
 
-def assert_resumes(script: Script, place: Path, gasp: Path, whole: Path) -> Manifest:
+def assert_resumes(
+    script: Script, place: Path, gasp: Path, whole: Path, *, double: bool = False
+) -> Manifest:
     """It ends as the run without a fault did, bit for bit."""
     manifest = verify(gasp)
     assert manifest.step in (DIES - 1, DIES)
-    for rank, found in enumerate(ends(script, place)):
+    for rank, found in enumerate(ends(script, place, double=double)):
         assert_same(
             found, torch.load(whole.parent / f"end-{rank}.pt", weights_only=False), f"rank {rank}"
         )
     return manifest
 
 
-def assert_resumes_as_from(own: Path, script: Script, place: Path, gasp: Path) -> None:
+def assert_resumes_as_from(
+    own: Path, script: Script, place: Path, gasp: Path, *, double: bool = False
+) -> None:
     """It ends as a run from the framework's own checkpoint of that step does, bit for bit.
 
     That one need not end as a run without any restart: DDP lays gradients out anew, in the order in
@@ -130,4 +171,7 @@ def assert_resumes_as_from(own: Path, script: Script, place: Path, gasp: Path) -
     copy = shutil.copytree if own.is_dir() else shutil.copyfile
     copy(own, yardstick / "run" / own.name)
     (yardstick / "run" / "latest").write_text(own.name)
-    assert_same(dict(enumerate(ends(script, place))), dict(enumerate(ends(script, yardstick))))
+    found, expected = (
+        dict(enumerate(ends(script, one, double=double))) for one in (place, yardstick)
+    )
+    assert_same(found, expected)

@@ -13,14 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from acpfs.training.frameworks.accelerate import protect_accelerator
 from tests.training.adapters.runs import (
-    STEPS,
     WIDTH,
     Run,
+    assert_is_found,
     assert_resumes_as_from,
     network,
     with_fault,
     without_fault,
 )
+from tests.training.ranks.behind import FLAG
 from tests.training.ranks.jobs import assert_same
 
 pytestmark = pytest.mark.long
@@ -52,7 +53,7 @@ def script(rank: int, run: Run) -> Any:
         TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True
     )
     model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = run.adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     accelerator.register_for_checkpointing(counter)
@@ -60,7 +61,7 @@ def script(rank: int, run: Run) -> Any:
         accelerator.load_state(str(run.directory / (run.directory / "latest").read_text().strip()))
 
     def train() -> None:
-        for epoch in range(counter.done // EPOCH, STEPS // EPOCH):
+        for epoch in range(counter.done // EPOCH, run.steps // EPOCH):
             loader.set_epoch(epoch)
             skipped = counter.done - epoch * EPOCH
             for (batch,) in accelerator.skip_first_batches(loader, skipped) if skipped else loader:
@@ -83,7 +84,7 @@ def script(rank: int, run: Run) -> Any:
             counter.done += 1
 
         with protect_accelerator(
-            accelerator, run.directory, model=model, after_update=after_update
+            accelerator, run.directory, model=model, after_update=after_update, **run.options
         ):
             train()
     else:
@@ -105,6 +106,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("rank", "point"), [(0, "begin"), (1, "updated")])
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
+    assert_is_its_own(gasp, whole)
+    assert_resumes_as_from(whole / gasp.name, script, tmp_path, gasp)
+
+
+def assert_is_its_own(gasp: Path, whole: Path) -> None:
+    """What accelerate saves at that step of a run without a fault, bit for bit."""
     own = whole / gasp.name
     assert {path.name for path in gasp.iterdir()} == {path.name for path in own.iterdir()} | {
         "gasp.json"
@@ -114,4 +121,25 @@ def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None
         assert_same(
             *(torch.load(checkpoint / name, weights_only=False) for checkpoint in (gasp, own))
         )
-    assert_resumes_as_from(own, script, tmp_path, gasp)
+
+
+@pytest.fixture(scope="module")
+def on_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a fault."""
+    return without_fault(script, tmp_path_factory.mktemp("on-double"), double=True)
+
+
+@pytest.mark.clause("T229")
+@pytest.mark.parametrize(("rank", "point"), [(0, "begin"), (2, "reduced"), (1, "updated")])
+def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, point: str) -> None:
+    gasp = with_fault(script, tmp_path, {rank: point}, double=True)
+    assert_is_its_own(gasp, on_double)
+    assert_resumes_as_from(on_double / gasp.name, script, tmp_path, gasp, double=True)
+
+
+@pytest.mark.clause("T229")
+def test_a_hold_that_nobody_looks_at_is_found_on_the_double(
+    tmp_path: Path, on_double: Path
+) -> None:
+    gasp = with_fault(script, tmp_path, {1: "begin"}, double=True, gate=FLAG)
+    assert_is_found(gasp, on_double, assert_is_its_own)

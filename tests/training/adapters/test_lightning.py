@@ -4,14 +4,15 @@ had been.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback as TrainerCallback
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -64,15 +65,16 @@ class Batches:
 
 
 class Module(LightningModule):  # type: ignore[misc]  # lightning is Any where types are checked
-    def __init__(self) -> None:
+    def __init__(self, adam: Callable[..., Any] = torch.optim.Adam) -> None:
         super().__init__()
         self.network = network()
+        self.adam = adam
 
     def training_step(self, batch: Any) -> Any:
         return (self.network(batch) - batch).square().mean()
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        optimizer = self.adam(self.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         return {
             "optimizer": optimizer,
@@ -80,7 +82,7 @@ class Module(LightningModule):  # type: ignore[misc]  # lightning is Any where t
         }
 
 
-class Points(Callback):  # type: ignore[misc]  # lightning is Any where types are checked
+class Points(TrainerCallback):  # type: ignore[misc]  # lightning is Any where types are checked
     def __init__(self, rank: int, run: Run) -> None:
         self.rank = rank
         self.run = run
@@ -101,7 +103,7 @@ class Points(Callback):  # type: ignore[misc]  # lightning is Any where types ar
 
 def script(rank: int, run: Run) -> Any:
     """Dropout, clipping, accumulation, two epochs."""
-    callbacks: list[Any] = [Points(rank, run), Protect(run.directory)]
+    callbacks: list[Any] = [Points(rank, run), Protect(run.directory, **run.options)]
     if not (run.protected or run.resumed):
         callbacks += [
             ModelCheckpoint(run.directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)
@@ -110,7 +112,7 @@ def script(rank: int, run: Run) -> Any:
         accelerator="cpu",
         devices=WORLD,
         strategy=DDPStrategy(process_group_backend="gloo"),
-        max_epochs=EPOCHS,
+        max_epochs=EPOCHS * run.steps // STEPS,
         accumulate_grad_batches=ACCUMULATED,
         gradient_clip_val=0.05,
         logger=False,
@@ -120,7 +122,7 @@ def script(rank: int, run: Run) -> Any:
         use_distributed_sampler=False,
         callbacks=callbacks,
     )
-    module = Module()
+    module = Module(run.adam)
     torch.manual_seed(11)
     trainer.fit(module, Batches(), ckpt_path=newest(run.directory) if run.resumed else None)
     ends = {
@@ -144,6 +146,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("rank", "point"), [(1, "begin"), (0, "reduced"), (0, "end")])
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
+    own = assert_is_its_own(gasp, whole)
+    assert_resumes_as_from(own, script, tmp_path, gasp)
+
+
+def assert_is_its_own(gasp: Path, whole: Path) -> Path:
+    """What Lightning saves at that step of a run without a fault, bit for bit; where that is."""
     assert {path.name for path in gasp.iterdir()} == {FILE, "gasp.json"}
     step = int(gasp.name.removeprefix("step-"))
     found, own = (
@@ -153,4 +161,18 @@ def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None
     for name in ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_same(found[name], own[name], name)
     assert found["loops"]["fit_loop"] == own["loops"]["fit_loop"]
-    assert_resumes_as_from(whole / f"step={step}.ckpt", script, tmp_path, gasp)
+    return whole / f"step={step}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def on_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a fault."""
+    return without_fault(script, tmp_path_factory.mktemp("on-double"), double=True)
+
+
+@pytest.mark.clause("T229")
+@pytest.mark.parametrize(("rank", "point"), [(1, "begin"), (0, "reduced"), (0, "end")])
+def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, point: str) -> None:
+    gasp = with_fault(script, tmp_path, {rank: point}, double=True)
+    own = assert_is_its_own(gasp, on_double)
+    assert_resumes_as_from(own, script, tmp_path, gasp, double=True)

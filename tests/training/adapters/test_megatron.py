@@ -21,7 +21,7 @@ import torch.distributed as dist
 from acpfs.errors import ConfigError
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus, Manifest
-from tests.training.adapters import megatron_on_processors
+from tests.training.adapters import megatron_on_processors, on_double
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import assert_same
 
@@ -60,6 +60,10 @@ class Run:
     protected: bool = True
     resumed: bool = False
     dies: Mapping[int, str] = field(default_factory=dict)
+    double: bool = False
+    """Whether on the double of a device that runs behind its host; else over gloo."""
+    clips: bool = True
+    """Whether gradients are clipped: Megatron waits for their norm."""
     swaps: bool = False
     """Whether averaged parameters are swapped in behind each update, where all ranks meet."""
 
@@ -112,7 +116,7 @@ class Training:
             lr=1e-2,
             min_lr=1e-4,
             weight_decay=0.01,
-            clip_grad=1.0,
+            clip_grad=1.0 if run.clips else 0.0,
             use_distributed_optimizer=True,
             **halved,
         )
@@ -125,6 +129,7 @@ class Training:
         self.precision = run.precision
         self.done = 0
         self.at: Callable[[str], object] = str
+        self.order: Callable[[], object] = int
         self.part = parallel_state.get_context_parallel_rank()
         self.parts = run.context
         torch.manual_seed(100 + parallel_state.get_data_parallel_rank())
@@ -133,6 +138,7 @@ class Training:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        self.order()  # the forward pass is behind the update
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         batches = [
@@ -154,6 +160,7 @@ class Training:
             micro_batch_size=1,
         )
         finalize_model_grads([self.model])
+        self.at("reduce")
         succeeded, _, _ = self.optimizer.step()
         assert succeeded
 
@@ -195,6 +202,7 @@ class Training:
         return found
 
     def state(self) -> dict[str, Any]:
+        self.order()
         from acpfs.training.frameworks.megatron import MegatronShards
 
         shards = MegatronShards([self.model], self.optimizer, None, lambda _: {})
@@ -221,8 +229,16 @@ def as_rank(rank: int, run: Run, name: str) -> None:
     from acpfs.training.frameworks.megatron import protect_megatron
 
     megatron_on_processors.stand_in()
-    join_group(rank, WORLD, run.directory.parent / f"store-{name}")
+    store = run.directory.parent / f"store-{name}"
+    order: Callable[[], object] = int
+    if run.double and not run.resumed:  # its loader gathers what no device has
+        place = on_double.join(rank, WORLD, store)
+        on_double.put_megatron(place)
+        order = place.order
+    else:
+        join_group(rank, WORLD, store)
     training = Training(rank, run)
+    training.order = order
     if run.resumed:
         with (
             torch.no_grad()
@@ -299,7 +315,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(run: Run, place: Path) -> Path:
     """Each rank's state at the end of each step of a run without a fault; made once per layout."""
     layout = f"{run.tensor_parallel}-{run.precision}-{run.pipeline}-{run.context}-{run.experts}"
-    same = replace(run, directory=place / layout / "run", protected=False, dies={}, swaps=False)
+    layout += "-double" if run.double else ""
+    layout += "" if run.clips else "-not-clipped"
+    clean: dict[str, Any] = {"dies": {}, "swaps": False}
+    same = replace(run, directory=place / layout / "run", protected=False, **clean)
     if not same.directory.exists():
         end(same, "whole", [0] * WORLD)
     return same.directory.parent
@@ -309,14 +328,25 @@ def gasp(run: Run, place: Path) -> Manifest:
     """Ranks die; what the others leave is, in Megatron's loader, the state of a run without the
     fault, bit for bit.
     """
-    expecting = whole(run, place)
+    manifest = left(run)
+    assert_is_its_step(run, manifest, place)
+    return manifest
+
+
+def left(run: Run) -> Manifest:
+    """What the others leave."""
     end(
         run,
         "run",
         [-signal.SIGKILL if rank in run.dies else ExitStatus.SAVED for rank in range(WORLD)],
     )
     (found,) = run.directory.glob("iter_*/gasp.json")
-    manifest = verify(found.parent)
+    return verify(found.parent)
+
+
+def assert_is_its_step(run: Run, manifest: Manifest, place: Path) -> None:
+    """In Megatron's loader, bit for bit."""
+    expecting = whole(run, place)
     assert manifest.step in (DIES - 1, DIES)
     assert not manifest.differing
     assert (run.directory / "latest_checkpointed_iteration.txt").read_text() == f"{manifest.step}\n"
@@ -325,7 +355,6 @@ def gasp(run: Run, place: Path) -> Manifest:
         loaded = torch.load(run.directory.parent / f"resumed-loaded-{rank}.pt", weights_only=False)
         expected = torch.load(expecting / f"whole-{manifest.step}-{rank}.pt", weights_only=False)
         assert_same(loaded, expected, f"rank {rank}")
-    return manifest
 
 
 @pytest.mark.clause("T59", "T60", "T113")
@@ -397,6 +426,34 @@ def test_a_rank_dies_in_an_evaluation_with_averaged_parameters(
     tmp_path: Path, place: Path, precision: Any
 ) -> None:
     gasp(Run(tmp_path / "run", 1, precision, dies={0: "swapped"}, swaps=True), place)
+
+
+@pytest.mark.clause("T228")
+@pytest.mark.parametrize(
+    "dies",
+    [
+        {1: "forward"},
+        {3: "reduce"},
+        {0: "gated"},
+        {2: "updating"},
+        {1: "updated"},
+        {3: "cast"},
+        {0: "gathered"},
+        {0: "cast", 1: "saving"},
+    ],
+)
+def test_a_rank_dies_on_the_double(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
+    manifest = gasp(Run(tmp_path / "run", double=True, dies=dies), place)
+    assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}
+
+
+@pytest.mark.clause("T228")
+@pytest.mark.clause("T228")
+@pytest.mark.parametrize("dies", [{1: "forward"}, {3: "reduce"}, {2: "updated"}])
+def test_nothing_waits_before_the_update_on_the_double(
+    tmp_path: Path, place: Path, dies: dict[int, str]
+) -> None:
+    gasp(Run(tmp_path / "run", double=True, clips=False, dies=dies), place)
 
 
 @pytest.mark.clause("T62")

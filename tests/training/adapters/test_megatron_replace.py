@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from acpfs.training import resilient
-from tests.training.adapters import megatron_on_processors
+from tests.training.adapters import megatron_on_processors, on_double
 from tests.training.adapters.test_megatron import STEPS, WORLD, Run, Training
+from tests.training.ranks.asynchronous import BACKEND
+from tests.training.ranks.behind import OnDouble
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import assert_same
 from tests.training.ranks.replaced import Replaced
@@ -43,7 +45,7 @@ def step_of(training: Training, number: int) -> None:
     training.end_of_step()
 
 
-def train(run: Any, place: Path, layout: Run, process: int) -> None:
+def train(run: Any, place: Path, layout: Run, process: int, device: OnDouble | None = None) -> None:
     """As a script is: groups and model are made inside.
 
     The page's example is what makes and restores them.
@@ -57,6 +59,9 @@ def train(run: Any, place: Path, layout: Run, process: int) -> None:
 
     def setup() -> tuple[Any, Any, Any, int]:
         made.append(Training(rank, layout))
+        if device is not None:
+            made[0].order = device.order
+        made[0].at = at
         return [made[0].model], made[0].optimizer, made[0].scheduler, 0
 
     def at(point: str) -> None:
@@ -70,8 +75,9 @@ def train(run: Any, place: Path, layout: Run, process: int) -> None:
             None
         ),  # `Training` does it, with the sizes of this test
     )
+    job = SimpleNamespace(init_process_group=lambda _: dist.init_process_group(BACKEND))
     names: dict[str, Any] = {
-        "dist": dist,
+        "dist": dist if device is None else job,
         "parallel_state": groups,
         "setup": setup,
         "run": run,
@@ -86,8 +92,14 @@ def train(run: Any, place: Path, layout: Run, process: int) -> None:
 
 def without_fault(rank: int, place: Path, layout: Run) -> None:
     warnings.simplefilter("ignore")
-    join_group(rank, WORLD, place / "store")
+    device = on_double.join(rank, WORLD, place / "store") if layout.double else None
+    if device is None:
+        join_group(rank, WORLD, place / "store")
+    else:
+        on_double.put_megatron(device)
     training = Training(rank, layout)
+    if device is not None:
+        training.order = device.order
     for number in range(1, STEPS + 1):
         step_of(training, number)
     torch.save(training.state(), place / f"whole-{rank}.pt")
@@ -106,13 +118,41 @@ def without_fault(rank: int, place: Path, layout: Run) -> None:
     ],
 )
 def test_a_rank_is_replaced(tmp_path: Path, tensor_parallel: int, dies: dict[int, str]) -> None:
+    goes_on(tmp_path, Run(tmp_path / "run", tensor_parallel, dies=dies))
+
+
+@pytest.mark.clause("T145", "T228")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize(
+    "dies",
+    [
+        {1: "forward"},
+        {2: "reduce"},
+        {0: "updating"},
+        {3: "updated"},
+        {1: "gated", 2: "updated"},
+    ],
+)
+def test_a_rank_is_replaced_on_the_double(
+    tmp_path: Path, dies: dict[int, str], *, clips: bool
+) -> None:
+    goes_on(tmp_path, Run(tmp_path / "run", double=True, clips=clips, dies=dies))
+
+
+def goes_on(tmp_path: Path, layout: Run) -> None:
+    """A job ends as one without a fault, bit for bit."""
+    dies = layout.dies
     megatron_on_processors.stand_in()
-    layout = Run(tmp_path / "run", tensor_parallel, dies=dies)
     with Ranks(WORLD, tmp_path, lambda rank: without_fault(rank, tmp_path, layout)) as ranks:
         assert ranks.statuses(JOB_S) == [0] * WORLD, ranks.said()
 
     def main(rank: int, process: int) -> None:
-        resilient(layout.directory)(train)(tmp_path, layout, process)
+        device = None
+        if layout.double:
+            device = on_double.begin(tmp_path)
+            on_double.put_megatron(device)
+        resilient(layout.directory)(train)(tmp_path, layout, process, device)
 
     with Replaced(WORLD, tmp_path, main) as replaced:
         assert isinstance(replaced, Replaced)

@@ -13,7 +13,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from acpfs.training.frameworks.transformers import protect_trainer
-from tests.training.adapters.runs import STEPS, Run, assert_resumes, with_fault, without_fault
+from tests.training.adapters.runs import (
+    Run,
+    assert_is_found,
+    assert_resumes,
+    with_fault,
+    without_fault,
+)
+from tests.training.ranks.behind import FLAG
 from tests.training.ranks.jobs import assert_same
 
 pytestmark = pytest.mark.long
@@ -51,7 +58,10 @@ def script(rank: int, run: Run) -> Any:
         output_dir=str(run.directory),
         use_cpu=True,
         ddp_backend="gloo",
-        max_steps=STEPS,
+        max_steps=run.steps,
+        # which does not depend on that number
+        lr_scheduler_type="constant_with_warmup" if run.double else "linear",
+        warmup_steps=4 if run.double else 0,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         learning_rate=0.01,
@@ -60,11 +70,16 @@ def script(rank: int, run: Run) -> Any:
         report_to=[],
         disable_tqdm=True,
     )
+    model = GPT2LMHeadModel(config)
     trainer = Trainer(
-        GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[Points(rank, run)]
+        model,
+        arguments,
+        train_dataset=data,
+        callbacks=[Points(rank, run)],
+        optimizers=(run.adam(model.parameters(), lr=0.01) if run.double else None, None),
     )
     if run.protected:
-        protect_trainer(trainer)
+        protect_trainer(trainer, **run.options)
     trainer.train(resume_from_checkpoint=run.resumed or None)
     return {
         "model": trainer.model.state_dict(),
@@ -90,6 +105,13 @@ def loaded(checkpoint: Path, name: str) -> Any:
 )
 def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
     gasp = with_fault(script, tmp_path, {rank: point})
+    assert_is_its_own(gasp, whole)
+    manifest = assert_resumes(script, tmp_path, gasp, whole)
+    assert gasp.name == f"checkpoint-{manifest.step}"
+
+
+def assert_is_its_own(gasp: Path, whole: Path) -> None:
+    """What the Trainer saves at that step of a run without a fault, bit for bit."""
     own = whole / gasp.name
     assert {path.name for path in gasp.iterdir()} - {path.name for path in own.iterdir()} == {
         "gasp.json"
@@ -108,5 +130,27 @@ def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None
     ]
     assert states[0]["global_step"] == states[1]["global_step"]
     assert states[0]["epoch"] == states[1]["epoch"]
-    manifest = assert_resumes(script, tmp_path, gasp, whole)
-    assert gasp.name == f"checkpoint-{manifest.step}"
+
+
+@pytest.fixture(scope="module")
+def on_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a fault."""
+    return without_fault(script, tmp_path_factory.mktemp("on-double"), double=True)
+
+
+@pytest.mark.clause("T229")
+@pytest.mark.parametrize(
+    ("rank", "point"), [(1, "begin"), (0, "reduced"), (2, "updated"), (0, "end")]
+)
+def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, point: str) -> None:
+    gasp = with_fault(script, tmp_path, {rank: point}, double=True)
+    assert_is_its_own(gasp, on_double)
+    assert_resumes(script, tmp_path, gasp, on_double, double=True)
+
+
+@pytest.mark.clause("T229")
+def test_a_hold_that_nobody_looks_at_is_found_on_the_double(
+    tmp_path: Path, on_double: Path
+) -> None:
+    gasp = with_fault(script, tmp_path, {1: "begin"}, double=True, gate=FLAG)
+    assert_is_found(gasp, on_double, assert_is_its_own)
