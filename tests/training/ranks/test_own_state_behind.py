@@ -54,7 +54,9 @@ class Loop:
         dist.all_reduce(self.gradient)
 
     def update(self) -> None:
-        weight, velocity, gradient = self.weight.data, self.velocity.data, self.gradient
+        weight = self.weight.data
+        velocity = self.velocity.data
+        gradient = self.gradient
 
         def work() -> None:
             velocity.mul_(MOMENTUM).add_(gradient, alpha=-RATE)
