@@ -566,7 +566,7 @@ def test_what_becomes_a_pointer_by_a_rename_is_not_there_before_that_may_be(
     run(world.run_for, 1.0)
     assert world.lower.visible() == {b"run/": b""}
     assert [one.op for one in gate.gated()] == [content, pointer]
-    assert gate.head() == content.logged_at
+    assert gate.head() == pointer.logged_at
     for one in gate.gated():
         assert gate.withholds(one)
     after = world.store("after", b"goes on")
