@@ -217,10 +217,12 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
         written: Sequence[Any] | None = None,
         *,
         is_read_at_once: bool = False,
+        is_only_read: bool = False,
     ) -> _Work:
         """`take(number, everybody's)`: what becomes of the tensor with that number.
 
         `written`: what it writes into; None: what is sent. `is_read_at_once`: by the host.
+        `is_only_read`: an abort leaves what is sent alone.
         """
         self._begun += len(sent)
         first = self._begun - len(sent) + 1
@@ -238,6 +240,8 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
                         ],
                     )
                 except AbortedError:
+                    if is_only_read:
+                        continue
                     for left in sent if written is None else written:
                         left.copy_(torch.randn(left.shape).to(left.dtype))
 
@@ -263,6 +267,9 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
             tensors,
             lambda number, all_: tensors[number].copy_(all_[root]),
             is_read_at_once=True,
+            # In NCCL's src/device/broadcast.h the root of one in place sends from its buffer, and
+            # writes nothing there. Of HCCL that is not known.
+            is_only_read=self._rank == root,
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
