@@ -161,7 +161,9 @@ class MortalTier(Tier):
         if life.turns.is_over:
             raise Killed
         life.tier_changes += 1
-        is_last = life.tier_changes == life.death.tier_change
+        # one that ends while it is being put together has no parts that could be looked at
+        is_whole = life.state.life is life
+        is_last = is_whole and 0 < life.death.tier_change <= life.tier_changes
         if is_last and not life.death.is_after:
             life.kill(f"before it {what} a RAM file")
         yield

@@ -466,6 +466,10 @@ class Program:
         self.open: dict[str, Opened] = {}
         calls.open_files = self.open
         self.nameless: list[Opened] = []
+        self.giving_up: list[str] = []
+        """Paths of files that there was no room for: each shows anything until it is discarded."""
+        self.gave_up = 0
+        """How many of these were."""
         """Open, and deleted."""
         self.mapped: dict[str, Opened] = {}
         """Closed, and still mapped."""
@@ -619,6 +623,7 @@ class Program:
         self._trace.note(self.name, self.under_way, (), "ENOSPC")
         file = self._calls.at
         if file is not None:
+            self.giving_up.append(file.path)
             if file.mapping is not None:
                 self._unmapped(file)
             self.open.pop(file.path, None)
@@ -631,6 +636,7 @@ class Program:
         got = await self._discarded(file)
         for _time in range(DISCARDS_MAX):
             if got == bare(self.with_written(self.told.now)):
+                self.gave_up = len(self.giving_up)
                 return
             await trio.sleep(DISCARD_AGAIN_S)  # it stays as long as somebody reads it
             got = await self._discarded(file)

@@ -68,7 +68,8 @@ class Reader:
             return
         path = chance.choice(paths)
         first = len(program.told.moments) - 1
-        before = self._contents(program, path, first)
+        gave_up = program.gave_up
+        before = self._contents(program, path, first, gave_up)
         self._trace.note(NAME, "read", (path,))
         got = b""
         failure: OSError | None = None
@@ -76,7 +77,7 @@ class Reader:
             got = await self._read(path.decode(), chance)
         except OSError as error:
             failure = error
-        contents = before + self._contents(program, path, first)
+        contents = before + self._contents(program, path, first, gave_up)
         is_steady = contents[0] is not None and len(set(contents)) == 1
         if failure is not None:
             if is_steady or failure.errno != errno.ENOENT or None not in contents:
@@ -86,7 +87,9 @@ class Reader:
             self._counts["reads beside others"] += 1
             judge_shown("READ", {path: got}, {path: contents[0] or b""})
 
-    def _contents(self, program: Program, path: bytes, first: int) -> list[bytes | None]:
+    def _contents(
+        self, program: Program, path: bytes, first: int, gave_up: int
+    ) -> list[bytes | None]:
         """What the file may have had since that moment; None among them: it was not there, or what
         it has is not known.
         """
@@ -95,7 +98,8 @@ class Reader:
         found = [moment.shown.get(path) for moment in moments]
         now = told.now
         names = {name.decode() for name in names_of(now, path)} if path in now else set()
-        is_open = not names.isdisjoint({*program.open, *program.mapped})
+        in_flux = {*program.open, *program.mapped, *program.giving_up[gave_up:]}
+        is_open = not names.isdisjoint(in_flux)
         return [*found, None] if is_open else found
 
     async def _read(self, path: str, chance: random.Random) -> bytes:
