@@ -24,6 +24,7 @@ from acpfs.processes import PROC, state_of
 
 SYMLINKS_MAX = 40
 KIND = b"fuse.acpfs"
+_ADOPTING = "adopting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ def adopting_lock(runtime: Path, node: str) -> Path:
     """The file that a command locks which adopts a node's log at a member of that runtime
     directory: one at a time.
     """
-    place = adopting_place(runtime, node)
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return place.with_name(f".{slug(node)}.lock")
+    directory = runtime / _ADOPTING
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory / f".{slug(node)}.lock"
 
 
 def adopting_place(runtime: Path, node: str) -> Path:
     """Where the log of a node is mounted while a member of that runtime directory drains it."""
-    return runtime / "adopting" / node
+    return runtime / _ADOPTING / node
 
 
 def slug(mountpoint: str) -> str:

@@ -466,11 +466,11 @@ class Program:
         self.open: dict[str, Opened] = {}
         calls.open_files = self.open
         self.nameless: list[Opened] = []
+        """Open, and deleted."""
         self.giving_up: list[str] = []
         """Paths of files that there was no room for: each shows anything until it is discarded."""
         self.gave_up = 0
         """How many of these were."""
-        """Open, and deleted."""
         self.mapped: dict[str, Opened] = {}
         """Closed, and still mapped."""
         self.number = 0
