@@ -199,6 +199,34 @@ class Refusing:
             raise error(errno.EPERM)
 
 
+class RefusingWhatIsThere:
+    """The first look at, or attribute of, what has come to a name."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self.is_over = False
+
+    def __call__(self, label: str, path: tuple[bytes, ...]) -> None:
+        if label == self._label and path == (b"final",) and not self.is_over:
+            self.is_over = True
+            raise error(errno.EPERM)
+
+
+@pytest.mark.parametrize(("is_link", "label"), [(False, "lstat"), (True, "setattr")])
+def test_what_is_there_and_was_refused_something_does_not_come_under_the_temporary_name(
+    world: World, run: Run, label: str, is_link: bool
+) -> None:
+    world.lower.fault = refusing = RefusingWhatIsThere(label)
+    make(world, "tmp", b"ours", is_link=is_link)
+    world.rename("tmp", "final")
+    run(world.run_for, 5.0)
+    assert refusing.is_over
+    world.engine.retry()
+    run(world.drain)
+    assert world.lower.visible() == {b"final": b"ours"}
+    assert all(b"tmp" not in state for state in world.lower.visible_history)
+
+
 @pytest.mark.parametrize("has_peers", [False, True])
 def test_both_are_tried_again_where_nobody_knows_whether_that_was_done(
     world: World, run: Run, has_peers: bool

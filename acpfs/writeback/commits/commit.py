@@ -332,8 +332,7 @@ class Committer:
         self._before(pair.content)
         self._before(pair.move)
         with self._moving():
-            st = self._moved.put(pair, doubtful=self._doubtful)
-            self._changed = True
+            st = self._moved.put(pair, self._has_changed, doubtful=self._doubtful)
         with self._settling(pair.move, moves=True):
             self._moved.record(pair, st)
             self._manifest.remove(pair.source)
@@ -342,6 +341,9 @@ class Committer:
         self._conflicts.noted(pair.content, st)
         self._conflicts.noted(pair.move, st)
         return st
+
+    def _has_changed(self) -> None:
+        self._changed = True
 
     def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
         outcome.done.append((op, st))

@@ -82,17 +82,18 @@ class MovedContents:
             return True
         return is_known and not self._conflicts.is_foreign(pair.at, st)
 
-    def put(self, pair: Moved, *, doubtful: bool) -> LowerStat | None:
+    def put(self, pair: Moved, came: Callable[[], None], *, doubtful: bool) -> LowerStat | None:
         """Have the content under its last name; not recorded yet. None: it was there, and somebody
         else has put a later one in its place since.
 
-        `doubtful`: it may have been put there before.
+        `came`: called when it is there, though something of it may fail yet. `doubtful`: it may
+        have been put there before.
 
         Raises:
             StagingLostError: its staging file is gone: it has to be streamed again.
         """
         if pair.content.kind is OpKind.SYMLINK:
-            return self._put_link(pair, doubtful=doubtful)
+            return self._put_link(pair, came, doubtful=doubtful)
         version = pair.content.version
         assert version is not None
         staging = self._lower.staging_path(version.staging_name)
@@ -103,6 +104,7 @@ class MovedContents:
             if doubtful and self._was_replaced(pair, self._parts.look(pair.target)):
                 return None
             raise
+        came()
         st = self._lower.lstat(pair.target)
         if st.size != version.size:
             raise StagingLostError
@@ -119,7 +121,9 @@ class MovedContents:
             return False
         return st.mtime_ns > given_ns and self._conflicts.is_foreign(pair.to, st)
 
-    def _put_link(self, pair: Moved, *, doubtful: bool) -> LowerStat | None:
+    def _put_link(
+        self, pair: Moved, came: Callable[[], None], *, doubtful: bool
+    ) -> LowerStat | None:
         op = pair.content
         present = self._parts.look(pair.target) if doubtful else None
         is_made = (
@@ -133,6 +137,7 @@ class MovedContents:
             self._placing.put_over(
                 f"entry-{op.seq}", pair.target, lambda path: self._placing.make(op, path)
             )
+        came()
         self._lower.apply(pair.target, op.meta)
         return self._lower.lstat(pair.target)
 
