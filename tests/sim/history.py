@@ -45,6 +45,10 @@ RAM_LOST = 0.6
 STATUS_LOOKS = 0.2
 """Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
+TEARS_MAX = 30
+"""Whoever has removed so much has lost patience, too: beside calls of which a third fail nothing
+would ever get done.
+"""
 TEARS_IN_VAIN_MAX = 3000
 """In a row: whoever waits for what never comes waits for thousands of seconds."""
 FIRST_UID = 1000
@@ -338,7 +342,8 @@ class History(Serving):
     async def _tidy(self) -> None:
         chance = self.choices.stream("tidy")
         in_vain = 0
-        while self.knobs.is_tidied and in_vain < TEARS_IN_VAIN_MAX:
+        removed = 0
+        while self.knobs.is_tidied and in_vain < TEARS_IN_VAIN_MAX and removed < TEARS_MAX:
             in_vain += 1
             await trio.sleep(chance.choice(TIDIES_S))
             life = self.life
@@ -347,12 +352,14 @@ class History(Serving):
             if name := self.storage.tidy(chance):
                 self.trace.note("somebody", "removes", (name,))
                 in_vain = 0
+                removed += 1
 
     async def _tear(self) -> None:
         """Somebody removes empty directories: acpfs makes them again for what comes there."""
         chance = self.choices.stream("tear")
         in_vain = 0
-        while self.knobs.is_torn and in_vain < TEARS_IN_VAIN_MAX:
+        removed = 0
+        while self.knobs.is_torn and in_vain < TEARS_IN_VAIN_MAX and removed < TEARS_MAX:
             in_vain += 1
             await trio.sleep(chance.choice(TIDIES_S))
             life = self.life
@@ -369,6 +376,7 @@ class History(Serving):
                     self.trace.note("somebody", "removes", (place,))
                     self.storage.remove_directory(place)
                     in_vain = 0
+                    removed += 1
                     self.counts["directories removed by others"] += 1
 
     def _give_mode(self, places: Iterable[bytes]) -> None:
