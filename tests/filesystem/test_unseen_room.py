@@ -301,6 +301,8 @@ class Story:
         size = self.pages(self.chance.choice((FILE_PAGES, 2 * FILE_PAGES, PAGES // 4, PAGES)))
         size += self.chance.choice((0, 1, PAGE - 1))
         async with self.inode_lock(one):
+            if one not in self.open:
+                return "nothing"
             return f"ftruncate {one.ino} {size}: {await self.resize(one, size)}"
 
     async def resize(self, one: Program, size: int) -> str:
@@ -324,7 +326,7 @@ class Story:
             return "nothing"
         sizes = [self.pages(PAGES // 2) for _ in range(2)]
         async with self.inode_lock(one), trio.open_nursery() as nursery:
-            for size in sizes:
+            for size in sizes if one in self.open else ():
                 nursery.start_soon(self.resize, one, size)
         return f"ftruncate {one.ino} at once {sizes}"
 
@@ -338,6 +340,8 @@ class Story:
         said = f"fallocate {one.ino} {mode} {offset} {length}"
         try:
             async with self.inode_lock(one):
+                if one not in self.open:
+                    return "nothing"
                 await self.w.do(self.w.fs.fallocate(one.opened.handle, mode, offset, length))
         except OSError as error:
             return f"{said}: {error}"
@@ -378,6 +382,8 @@ class Story:
         said = f"write {one.ino} {offset} {len(data)}"
         try:
             async with self.inode_lock(one):
+                if one not in self.open:
+                    return "nothing"
                 await self.w.do(self.w.fs.write(one.opened.handle, offset, data))
         except OSError as error:
             self.is_answer(error, errno.ENOSPC, errno.EIO, errno.EBADF)
@@ -389,6 +395,8 @@ class Story:
         if one is None:
             return "nothing"
         self.open.remove(one)  # nobody uses it from now on
+        async with self.inode_lock(one):
+            pass  # a call that is under way keeps the file: the kernel tells of the close behind it
         await self.close(one)
         return f"close {one.ino}"
 

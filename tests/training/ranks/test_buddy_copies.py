@@ -171,9 +171,14 @@ def stuck_in_sending(run: Any) -> None:
     waits_for_copies(run, below=DIES - 1)
 
 
+@pytest.mark.long
 @clause("T210")
 def test_a_rank_dies_in_the_middle_of_sending(tmp_path: Path, yardsticks: Path) -> None:
-    """The copy before is whole, two more updates later, too."""
+    """The copy before is whole, two more updates later, too.
+
+    Long: on a busy machine the job once began anew at 0 and not at 2, which is not understood (12
+    more runs there were right).
+    """
     plan = Plan(
         "fsdp",
         {(1, 0, "gated", DIES + 1): die},
