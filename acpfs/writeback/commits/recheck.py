@@ -142,6 +142,9 @@ class Recheck:
         )
         if not (is_lost or here.ino == st.ino):
             return False  # another file has that name by now
+        if self._there.moved(op):
+            # it was not forgotten: a later one has moved it back, and its answer was lost
+            return False
         if self._is_of_later(op, there):
             return self._left_behind(at, source)
         if self._placing.move(source, target):
