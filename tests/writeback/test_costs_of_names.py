@@ -89,6 +89,33 @@ def test_a_commit_asks_nothing_of_further_names(tmp_path: Path) -> None:
     assert {what: cost for what, cost in costs.items() if cost[0] != cost[1]} == {}
 
 
+@pytest.mark.clause("S630")
+def test_a_save_by_way_of_a_temporary_name_costs_what_a_plain_one_does(tmp_path: Path) -> None:
+    """It is one rename of the staging file, and one look at what came."""
+
+    def by_way(world: World, number: int) -> None:
+        world.store(f"tmp{number}", b"x")
+        world.rename(f"tmp{number}", f"f{number}")
+
+    def straight(world: World, number: int) -> None:
+        world.store(f"f{number}", b"x")
+
+    def per_file(base: str, save: Callable[[World, int], None]) -> dict[str, int]:
+        (tmp_path / base).mkdir()
+        world = World(tmp_path / base)
+        before = dict(world.lower.calls)
+        for number in range(FEW):
+            save(world, number)
+        drain(world)
+        calls = {name: count - before.get(name, 0) for name, count in world.lower.calls.items()}
+        # what is done once per group, or at times, is fewer
+        each = {name: count for name, count in calls.items() if count >= FEW}
+        assert each["rename"] == FEW
+        return each
+
+    assert per_file("by way", by_way) == per_file("straight", straight)
+
+
 def made_and_removed(world: World, count: int) -> None:
     """As LTP's linkat02 leaves it: all of it is logged when the drain comes to it."""
     world.store("f", b"x")

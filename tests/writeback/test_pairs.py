@@ -5,10 +5,14 @@ the temporary one, where another member may have its own by then.
 from __future__ import annotations
 
 import errno
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from acpfs.writeback.adopting.under_way import not_fenced
+from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.order.order import GROUP_OPS_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
@@ -46,13 +50,14 @@ def open_all(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-@pytest.mark.parametrize("has_peers", [False, True])
-@pytest.mark.parametrize("name", ["model.bin", "latest"])
+@pytest.mark.parametrize(
+    ("name", "has_peers"),
+    # a pointer of a node alone is flushed under its temporary name first
+    [("model.bin", False), ("model.bin", True), ("latest", True)],
+)
 def test_what_another_member_has_under_the_temporary_name_stays(
     world: World, run: Run, name: str, has_peers: bool, is_link: bool
 ) -> None:
-    if name == "latest" and not has_peers:
-        pytest.skip("a pointer of a node alone is flushed under its temporary name first")
     if has_peers:
         with_peers(world)
     make(world, "tmp", b"ours", is_link=is_link)
@@ -134,12 +139,21 @@ class DyingLower(MemoryLower):
     """The worker dies when something has come to a name, before it knows."""
 
     target = b""
+    failure: BaseException = Dies()
+    """Or the answer to that alone is lost."""
 
     def rename(self, source: tuple[bytes, ...], target: tuple[bytes, ...]) -> None:
         super().rename(source, target)
-        if target == (self.target,):
+        self._dies(target)
+
+    def symlink(self, content: bytes, path: tuple[bytes, ...]) -> None:
+        super().symlink(content, path)
+        self._dies(path)
+
+    def _dies(self, came_to: tuple[bytes, ...]) -> None:
+        if came_to == (self.target,):
             self.target = b""
-            raise Dies
+            raise self.failure
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -172,6 +186,74 @@ def test_a_worker_that_dies_before_it_has_recorded_both(
     is_theirs = since == "a later one" and not is_link  # a link is not given a time
     assert lower.visible() == {name: b"theirs" if is_theirs else b"ours"}
     assert not lower.list_staging()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_worker_that_dies_behind_a_content_that_was_put_alone_knows_it_for_its_own(
+    tmp_path: Path, run: Run, is_link: bool
+) -> None:
+    """Its last name was refused: what lies under the temporary one is no other member's."""
+    lower = DyingLower()
+    world = World(tmp_path, lower)
+    world.mkdir("shut")
+    run(world.drain)
+    lower.fault = refusing = Refusing()
+    make(world, "tmp", b"ours", is_link=is_link)
+    world.rename("tmp", "shut/final")
+    lower.target = b"tmp"
+    with pytest.raises(BaseException) as ended:
+        run(world.run_for, 5.0)
+    assert "Dies()" in repr(ended.value)
+    assert lower.visible() == {b"shut/": b"", b"tmp": b"ours"}
+    refusing.is_over = True
+    world.restart()
+    run(world.drain)
+    assert lower.visible() == {b"shut/": b"", b"shut/final": b"ours"}
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("is_carried_out", [False, True])
+def test_what_a_pair_in_doubt_replaces_is_not_taken_for_it(
+    tmp_path: Path, run: Run, is_carried_out: bool, is_link: bool
+) -> None:
+    """Whoever reads the file that was there finds that, or nothing."""
+    lower = DyingLower()
+    world = World(tmp_path, lower)
+    make(world, "final", b"before", is_link=is_link)
+    run(world.drain)
+    make(world, "tmp", b"ours", is_link=is_link)
+    move = world.rename("tmp", "final")
+    if is_carried_out:
+        lower.failure = error(errno.EIO)
+        lower.target = b"final"
+    else:
+        lower.fault = FailNth("rename", 1, errno.EIO)
+    run(world.run_for, 0.01)
+    assert move.last_error == errno.EIO or move.begun
+    assert lower.visible() == {b"final": b"ours" if is_carried_out else b"before"}
+    there = Whereabouts(lower, world.tree, world.log, world.lock, world.listener.left_as)
+    if is_carried_out:
+        with pytest.raises(FileNotFoundError):
+            there.find((b"final",))
+    else:
+        assert there.find((b"final",)) == (b"final",)
+
+
+@pytest.mark.clause("S612")
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_fence_stops_a_rename_that_is_one_call_with_its_content(
+    world: World, is_apart: bool
+) -> None:
+    """Which comes late, from a node that was lost, through its staging directory."""
+    content = world.store("tmp", b"ours")
+    move = world.rename("tmp", "final")
+    with world.lock:
+        world.log.mark_begun_together(content, move)
+        if is_apart:
+            world.log.mark_apart(move)
+        world.state.commit()
+    with closing(sqlite3.connect(world.directory / "state.db")) as db:
+        assert not_fenced(db) == (["rename tmp"] if is_apart else [])
 
 
 def test_what_is_refused_at_its_last_name_is_told_by_that(world: World, run: Run) -> None:

@@ -254,10 +254,10 @@ class Committer:
     def _up_to_a_pair(self, group: list[Op], at: int) -> list[Op]:
         """The next operations that a run may be made of."""
         end = min(at + RUN_OPS_MAX, len(group))
-        for number in range(at + 1, end):
-            move = group[number]
-            if move.kind is OpKind.RENAME and move.ino == group[number - 1].ino:
-                return group[at : number - 1]
+        with self._lock:
+            for number in range(at + 1, end):
+                if self._pairs.content_of(group[number]) is group[number - 1]:
+                    return group[at : number - 1]
         return group[at:end]
 
     def _pair(self, ops: list[Op]) -> Moved | None:
@@ -285,7 +285,7 @@ class Committer:
             self._catch_up(content)
             self._catch_up(move)
             if not self._moved.is_straight(pair):
-                self._next_alone(content, outcome)
+                self._next_without_its_move(pair, outcome)
                 return 0
             if self.stopped or not self._begin_both(pair):
                 return 0
@@ -311,20 +311,23 @@ class Committer:
             outcome.failed = pair.content
             outcome.error = error
         else:
-            self._next_alone(pair.content, outcome)
+            self._next_without_its_move(pair, outcome)
         return 0
 
+    def _next_without_its_move(self, pair: Moved, outcome: GroupOutcome) -> None:
+        """They are two from here on, for a next worker, too: it looks for each in its place."""
+        with self._lock, self._state.step():
+            self._log.mark_apart(pair.move)
+        self._next_alone(pair.content, outcome)
+
     def _begin_both(self, pair: Moved) -> bool:
-        """See `_begin`; in one transaction, for a next worker takes what was begun alone for no
-        pair.
-        """
+        """See `_begin`; in one transaction."""
         with self._lock:
             if self._pairs.move_of(pair.content) is not pair.move:
                 return False
             if any(self._log.get(op.seq) is not op for op in (pair.content, pair.move)):
                 return False
-            self._log.mark_begun(pair.content)
-            self._log.mark_begun(pair.move)
+            self._log.mark_begun_together(pair.content, pair.move)
             self._state.must_commit()
             return True
 

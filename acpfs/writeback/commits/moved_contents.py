@@ -59,9 +59,7 @@ class MovedContents:
         self._complete_attributes = complete_attributes
 
     def is_straight(self, pair: Moved) -> bool:
-        """Whether it can be done in one: nothing of this member's lies under the temporary name,
-        nor has an earlier try put the content there.
-        """
+        """Whether it can be done in one: nothing of this member's lies under the temporary name."""
         if self._conflicts.concerns(pair.content) or self._conflicts.concerns(pair.move):
             return False
         version = pair.content.version
@@ -71,16 +69,10 @@ class MovedContents:
 
     def _is_ours(self, pair: Moved) -> bool:
         """Whether this member has put there what lies under the temporary name."""
-        version = pair.content.version
-        is_known = self._parts.node_at(pair.at) is not None
-        if not is_known and not pair.content.begun:
+        if self._parts.node_at(pair.at) is None:
             return False
         st = self._parts.look(pair.source)
-        if st is None:
-            return False
-        if version is not None and self._placing.is_version(version, pair.source, st):
-            return True
-        return is_known and not self._conflicts.is_foreign(pair.at, st)
+        return st is not None and not self._conflicts.is_foreign(pair.at, st)
 
     def put(self, pair: Moved, came: Callable[[], None], *, doubtful: bool) -> LowerStat | None:
         """Have the content under its last name; not recorded yet. None: it was there, and somebody

@@ -24,7 +24,6 @@ from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.log.pairs import Pairs
 
 MOVING = frozenset({OpKind.RENAME, OpKind.EXCHANGE})
 TAKING = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.UNLINK})
@@ -52,7 +51,6 @@ class Whereabouts:
         self._log = log
         self._lock = lock
         self._left_as = left_as
-        self._pairs = Pairs(log, tree)
 
     # -- questions, as `Lower` has them
 
@@ -118,7 +116,7 @@ class Whereabouts:
         return [
             content
             for op in doubtful
-            if (content := self._pairs.content_of(op)) is not None
+            if (content := self._log.content_begun_with(op)) is not None
             and self._tree.path_at(op.new_parent, op.new_name) == path
         ]
 
@@ -173,7 +171,7 @@ class Whereabouts:
         return path
 
     def _move(self, op: Op) -> Move | None:
-        if op.kind not in MOVING or self._pairs.content_of(op) is not None:
+        if op.kind not in MOVING or op.is_with_content:
             return None
         place = (
             (op.parent, op.name)

@@ -30,7 +30,15 @@ from acpfs.writeback.log.op_rows import (
     version_from_row,
     version_row,
 )
-from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.ops import (
+    ATTRIBUTES,
+    WITH_CONTENT,
+    Metadata,
+    Op,
+    OpKind,
+    Version,
+    VersionState,
+)
 from acpfs.writeback.log.sizes import VersionSizes
 from acpfs.writeback.log.stages import Aside, Stage, Step
 from acpfs.writeback.log.waiters import Waiter, Waiters
@@ -331,6 +339,30 @@ class OperationLog:
             self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
         op.take(Step.BEGUN)
         self._hand_out(op)
+
+    def mark_begun_together(self, content: Op, move: Op) -> None:
+        """Both are carried out by one call (`Pairs`). A next worker, and whoever adopts the log,
+        sees that by the rename.
+        """
+        if not move.is_with_content:
+            self._set_payload(move, WITH_CONTENT)
+        self.mark_begun(content)
+        self.mark_begun(move)
+
+    def mark_apart(self, move: Op) -> None:
+        """It is carried out by itself, whatever was tried before."""
+        if move.is_with_content:
+            self._set_payload(move, b"")
+
+    def _set_payload(self, op: Op, payload: bytes) -> None:
+        """One small statement: made once per file that is renamed."""
+        op.payload = payload
+        self._state.change("UPDATE op SET payload = ? WHERE seq = ?", (payload, op.seq))
+        op.changed = self._state.changes
+
+    def content_begun_with(self, move: Op) -> Op | None:
+        """The content that a rename in doubt is carried out with; None: it is by itself."""
+        return self.before_of(move) if move.is_with_content and not move.committed else None
 
     def _hand_out(self, op: Op) -> None:
         self._handed_out.setdefault(op.ino, {})[op.seq] = op

@@ -205,6 +205,10 @@ class Version:
         return self.state in (VersionState.STAGED, VersionState.COMMITTED)
 
 
+WITH_CONTENT = b"with its content"
+"""Payload of a rename, see `Op.is_with_content`; no other operation's can be that, but a link's."""
+
+
 @dataclass(slots=True)
 class Op:
     """One change that the backing directory has not seen yet."""
@@ -220,7 +224,7 @@ class Op:
     meta: Metadata = field(default_factory=Metadata)
     payload: bytes = b""
     """Of a symlink its target, of what attributes a directory is given `former_permissions`; see
-    `moved_for`, `Committer`.
+    `moved_for`, `is_with_content`, `Committer`.
     """
     version: Version | None = None
     logged_at: float = 0.0
@@ -340,6 +344,11 @@ class Op:
     def moved_for(self) -> Ino:
         """Of a directory that is moved aside: the one that is to take its place; 0: of all else."""
         return Ino(int(self.payload.partition(b" ")[2] or 0)) if self.new_parent < 0 else NO_INO
+
+    @property
+    def is_with_content(self) -> bool:
+        """Of a rename: whether it was begun together with the content before it, in one call."""
+        return self.kind is OpKind.RENAME and self.payload == WITH_CONTENT
 
     @property
     def old_content(self) -> Ino:

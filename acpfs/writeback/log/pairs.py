@@ -6,8 +6,10 @@ members share that name (`latest.tmp`), another one's newer file lies there by t
 replaced, renamed away, and missing when its own program renames it. So nothing of a pair ever has
 the temporary name there, and what others have put there stays (S630).
 
-Which two are a pair follows from the log and the committed tree, so a next worker sees the same
-ones: both are begun together, and recorded together. Used under the file system's lock.
+Which two may be a pair follows from the log and the committed tree. They are begun together and
+recorded together, and the rename's row says in between that they are one (`Op.is_with_content`): so
+a next worker takes them for one, and two that were tried one by one for two. Used under the file
+system's lock.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Pairs:
         return content if content is not None and self.move_of(content) is op else None
 
     def _are_one(self, content: Op, move: Op) -> bool:
-        if move.committed or move.begun is not content.begun:
-            # one that was begun alone, by an earlier acpfs or before the other one was logged, may
-            # lie under the temporary name
+        if move.committed:
             return False
+        if content.begun or move.begun:
+            # what was begun alone may lie under the temporary name
+            return move.is_with_content
         places = self._tree.places(content.ino)
         return not places or places == [(content.parent, content.name)]

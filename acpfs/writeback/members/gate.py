@@ -28,7 +28,7 @@ from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
 from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.arrival import Bell
-from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.log import CONTENTS, REMOVING, OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
 from acpfs.writeback.members import scopes
@@ -37,7 +37,6 @@ from acpfs.writeback.members.scopes import EVERYBODYS, Scope, Scopes
 
 _SUPERSEDED = frozenset({OpKind.STORE, OpKind.SYMLINK, OpKind.RENAME})
 """What makes a pointer file, and may be left out where another member has made a later one."""
-_MAKING_IT = frozenset({OpKind.STORE, OpKind.SYMLINK})
 _MOVING_IN = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK})
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
@@ -272,7 +271,7 @@ class Gate:
             return
         for ino in {op.ino, op.victim} - {NO_INO}:
             for store in self._log.pending_of(ino):
-                if store.kind in _MAKING_IT and store.seq < op.seq and not store.started:
+                if store.kind in CONTENTS and store.seq < op.seq and not store.started:
                     self._add(store, makes=op)
 
     def has_content(self, op: Op) -> bool:
@@ -674,7 +673,7 @@ class Gate:
         """
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
             return False
-        move = self._log.move_of(op) if op.kind in _MAKING_IT else None
+        move = self._log.move_of(op) if op.kind in CONTENTS else None
         if move is not None and self.has_content(move):
             # It comes with the pointer that it is the content of, and that waits for theirs: each
             # would wait for the other.

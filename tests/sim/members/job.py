@@ -255,11 +255,11 @@ class Job:
             await self._write(member, POINTER, text)
         elif self._plan.style is Style.RENAMED:
             await self._write(member, TEMPORARY, text)
-            await self._dawdle(checkpoint)
+            await self._dawdle(member, checkpoint)
             await self._rename(member)
         else:
             await self._link(member, text)
-            await self._dawdle(checkpoint)
+            await self._dawdle(member, checkpoint)
             await self._rename(member)
         owners = checkpoint.owners.values()
         checkpoint.is_uncovered = any(one.lost > lost and one.is_up for one, lost in owners)
@@ -267,11 +267,18 @@ class Job:
         checkpoint.told_by = (member, member.lost)
         self._trace.note(member.node, "points at", (checkpoint.directory,), "done")
 
-    async def _dawdle(self, checkpoint: Checkpoint) -> None:
-        """What the pointer will be is on the storage by then, or not."""
+    async def _dawdle(self, member: Member, checkpoint: Checkpoint) -> None:
+        """What the pointer will be is on the storage by then, or not.
+
+        Raises:
+            Died: the machine was lost meanwhile, and its rank with it.
+        """
         if self._plan.dawdles:
+            lost = member.lost
             chance = self._choices.stream("dawdle", checkpoint.step)
             await trio.sleep(chance.choice(DAWDLES_S))
+            if member.lost != lost:
+                raise Died(lost)
 
     async def _rotate(self, members: list[Member], coordinator: Member) -> None:
         whole = [one for one in self.checkpoints if one.is_told and not one.is_going]

@@ -213,11 +213,11 @@ MENDED_BUGS = [
         profiles=("members",),
     ),
     Bug(
-        "pair-begun-one-by-one",
-        "a content and its rename are not begun in one transaction",
-        "writeback/commits/commit.py",
-        "            self._log.mark_begun(pair.move)\n            self._state.must_commit()\n",
-        "            self._state.must_commit()\n            self._log.mark_begun(pair.move)\n",
+        "pair-not-marked",
+        "a content and its rename are begun together, and the log does not say that they are one",
+        "writeback/log/log.py",
+        "            self._set_payload(move, WITH_CONTENT)\n",
+        "            pass\n",
         profiles=("session", "members"),
     ),
     Bug(
