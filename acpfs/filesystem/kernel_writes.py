@@ -418,11 +418,15 @@ class KernelWrites:
             guard.seen = guard.marking.result()
             guard.marking = None
         version.size = st.st_size
+        self.renew(version)
+        return False
+
+    def renew(self, version: Version) -> None:
+        """Its file may have other bytes than what was read of it."""
         version.digest = ""
         version.renewals += 1
         self._log.save_version(version)
         self._renewed(version)
-        return False
 
     def ended(self, node: Node, versions: Iterable[Version]) -> None:
         """Nobody writes unseen any more: what versions see now stays as it is."""

@@ -261,13 +261,15 @@ class _Salvage:
         if copy is not None:
             self._db.execute("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)", tuple(copy))
         is_staged = version["state"] in _STAGED and version["staging_name"]
-        if is_staged and (copy is None or copy["size"] != version["size"]):
+        # the kernel wrote on since it was made (`Spill.outdate`)
+        is_outdated = copy is not None and version["digest"] not in ("", copy["digest"])
+        if is_staged and (copy is None or is_outdated or copy["size"] != version["size"]):
             self._db.execute("DELETE FROM spilled WHERE vid = ?", (vid,))
             self._db.execute("UPDATE version SET tier_id = 0, spilled = 0 WHERE vid = ?", (vid,))
         elif copy is not None:
             self._db.execute(
-                "UPDATE version SET tier_id = 0, spilled = 1, size = ? WHERE vid = ?",
-                (copy["size"], vid),
+                "UPDATE version SET tier_id = 0, spilled = 1, size = ?, digest = ? WHERE vid = ?",
+                (copy["size"], "" if is_outdated else version["digest"], vid),
             )
         else:
             return False

@@ -22,7 +22,8 @@ import trio
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
-from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
+from acpfs.filesystem.records import AttributeChange, Lane
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.copies import on_disk
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.clause("S152")
 
 MIB = 1 << 20
 SMALL = 200_000
+LARGE = COPY_AT_FREEZE_BYTES_MAX + 1
 
 
 def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
@@ -393,6 +395,91 @@ def test_a_disk_that_hangs_is_waited_for_as_long_as_patience_lasts_and_then_ther
         over.set()
 
     run(tmp_path, before)
+
+
+@pytest.mark.clause("X11")
+@pytest.mark.parametrize("is_copied_anew", [False, True])
+def test_what_was_mirrored_stays_until_what_the_kernel_wrote_since_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_copied_anew: bool
+) -> None:
+    """A program syncs a large file, and writes on: RAM is lost before that is copied, or after."""
+    synced = b"s" * LARGE
+    later = b"later" + synced[5:]
+
+    async def before(made: World) -> None:
+        opened, _attributes = await made.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        await mirrored(made)
+        spill = spilling(made).spill
+        (first,) = spill.copies.values()
+        if not is_copied_anew:
+            monkeypatch.setattr(spill, "takes", lambda _size: False)
+        os.pwrite(opened.backing_fd, b"later", 0)
+        with made.fs.lock, made.state.step():
+            (version,) = [op.version for op in made.log]
+            assert version is not None
+            assert not made.inner.contents.kernel.still_frozen(version)
+            assert first.vid not in spill.copies
+        if is_copied_anew:
+            await mirrored(made)
+            assert spill.used_bytes == LARGE
+            await until(made, lambda: first.name not in spill.directory.names())
+        else:
+            assert spilling(made).unmirrored().files == 1
+            await all_mirrored(made)
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        shown = later if is_copied_anew else synced
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == shown
+        await made.drained()
+        assert tree(made.backing) == {"f": shown}
+
+    settings = {"unknown_bytes": MIB, "budget_bytes": 128 << 20, "max_dirty_age_s": 0}
+    run(tmp_path, before, passthrough=True, **settings)
+    lose_ram(tmp_path)
+    monkeypatch.undo()
+    run(tmp_path, after, **settings)
+
+
+@pytest.mark.clause("X11", "S506")
+def test_what_a_program_of_a_dead_session_wrote_since_it_was_mirrored_is_mirrored(
+    tmp_path: Path,
+) -> None:
+    """The next mount shows it: then that is what survives."""
+    synced = b"s" * LARGE
+    later = b"later" + synced[5:]
+    theirs: list[int] = []
+
+    async def before(made: World) -> None:
+        opened, _attributes = await made.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        theirs.append(os.open(f"/proc/self/fd/{opened.backing_fd}", os.O_WRONLY))
+        os.pwrite(theirs[0], synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        await mirrored(made)
+
+    async def between(made: World) -> None:
+        with made.fs.lock:
+            assert made.inner.interrupted.discard(b"f") == (1, [])
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == later
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == later
+
+    settings = {"unknown_bytes": MIB, "budget_bytes": 128 << 20, "max_dirty_age_s": 0}
+    run(tmp_path, before, passthrough=True, **settings)
+    os.pwrite(theirs[0], b"later", 0)
+    os.close(theirs[0])
+    run(tmp_path, between, **settings)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **settings)
 
 
 def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: Path) -> None:

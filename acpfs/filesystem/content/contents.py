@@ -1155,13 +1155,15 @@ class Contents:
                 self._stage_anew(version)
 
     def _stage_anew(self, version: Version) -> None:
-        """Its file may have been written to since it was staged (X11): what is shown from now on is
-        what the file has, so that is what is stored.
+        """Its file may have been written to since it was staged, or copied (X11): what is shown
+        from now on is what the file has, so that is what is stored, and copied.
         """
         ops = [op for op in self._log.pending_of(version.ino) if op.version is version]
-        if version.state is VersionState.STAGED and not any(op.begun for op in ops):
+        if any(op.begun for op in ops):
+            return  # it may be there already, and is known by its checksum
+        if version.state is VersionState.STAGED:
             version.state = VersionState.COMPLETE
-            self._log.save_version(version)
+        self.kernel.renew(version)
 
     def watch_again(self, node: Node, *, versions_too: bool) -> None:
         """After a takeover: the kernel has been writing all the time.

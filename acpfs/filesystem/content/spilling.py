@@ -218,7 +218,7 @@ class Spilling:
         The kernel wrote to its file: what was copied is not the version any more.
         """
         if version.vid in self._live:
-            self.spill.forget(version)
+            self.spill.outdate(version)
             self._to_leave.pop(version.vid, None)
             self._look_later(version)
 

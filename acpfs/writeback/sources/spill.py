@@ -273,8 +273,17 @@ class Spill:
             for vid, name, size, digest in rows
         }
         self.used_bytes = sum(copy.size for copy in self.copies.values())
-        self.moved = {VersionId(vid) for (vid,) in state.rows("SELECT vid FROM spilled_before")}
-        """With copies at an earlier place."""
+        self.moved = {
+            VersionId(vid): Copy(VersionId(vid), name, size, digest)
+            for vid, name, size, digest in state.rows(
+                "SELECT vid, name, size, digest FROM spilled_before"
+            )
+        }
+        """With copies at an earlier place, or of what they were before the kernel wrote on: whoever
+        adopts, or mounts where RAM was lost, finds those.
+        """
+        self._outdated: dict[VersionId, Copy] = {}
+        """Of `moved` those at the present place."""
         if directory.frees_ram:
             self._record_place()
             self._state.commit()
@@ -312,7 +321,9 @@ class Spill:
                 self._record_place()
             self.directory.lacks |= bool(self._forgotten)
             self.directory.settled()
-            needed = {copy.name for copy in self.copies.values()} | self._fresh
+            self._find_outdated(found)
+            kept = (*self.copies.values(), *self._outdated.values())
+            needed = {copy.name for copy in kept} | self._fresh
             left = [
                 name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)
             ]
@@ -332,15 +343,32 @@ class Spill:
         """
         there = set(found)
         for copy in [one for one in self.copies.values() if one.name not in there]:
-            del self.copies[copy.vid]
             self.used_bytes -= copy.size
-            self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
-            self._state.change(
-                "INSERT OR REPLACE INTO spilled_before VALUES (?, ?, ?, ?)",
-                (copy.vid, copy.name, copy.size, copy.digest),
-            )
-            self.moved.add(copy.vid)
+            self._move(copy)
             self._forgotten.append(copy.vid)
+        for copy in [one for one in self._outdated.values() if one.name not in there]:
+            self.used_bytes -= copy.size
+            del self._outdated[copy.vid]  # its row stays, as those of the others do
+
+    def _move(self, copy: Copy) -> None:
+        """It is no copy of what its version is here and now, and better than none."""
+        del self.copies[copy.vid]
+        self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+        self._state.change(
+            "INSERT OR REPLACE INTO spilled_before VALUES (?, ?, ?, ?)",
+            (copy.vid, copy.name, copy.size, copy.digest),
+        )
+        self.moved[copy.vid] = copy
+
+    def _find_outdated(self, found: Collection[str]) -> None:
+        """Those that an earlier worker left: they go with their versions, or with the next copies
+        of these.
+        """
+        there = set(found)
+        for vid, copy in self.moved.items():
+            if copy.name in there and vid not in self._outdated:
+                self._outdated[vid] = copy
+                self.used_bytes += copy.size
 
     def take_forgotten(self) -> list[VersionId]:
         """Versions whose copies are gone since this was asked last."""
@@ -509,6 +537,7 @@ class Spill:
             return
         self._copied_files += 1
         self._copied_bytes += copy.size
+        self._forget_outdated(copy.vid)
         self.copies[copy.vid] = copy
         self.used_bytes += copy.size
         self._state.change(
@@ -519,16 +548,46 @@ class Spill:
 
     def forget(self, version: Version) -> None:
         """Nobody needs the version's copy (any more)."""
+        self._abandon(version)
+        self._forget_outdated(version.vid)
+        if self.moved.pop(version.vid, None) is not None:
+            self._state.change("DELETE FROM spilled_before WHERE vid = ?", (version.vid,))
+        copy = self.copies.get(version.vid)
+        if copy is not None:
+            self._drop(copy)
+
+    def _drop(self, copy: Copy) -> None:
+        del self.copies[copy.vid]
+        self.used_bytes -= copy.size
+        self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+        self._when_safe(partial(self._remove, copy.name))
+
+    def outdate(self, version: Version) -> None:
+        """The kernel wrote on: another copy is to be made, and until that is recorded this one is
+        all that is there if RAM is lost, and was told to be there.
+        """
+        self._abandon(version)
+        copy = self.copies.get(version.vid)
+        if copy is None:
+            return
+        if self.mirror is None or version.vid in self.moved:
+            # what an earlier place has may be what counts still
+            self._drop(copy)
+        else:
+            self._move(copy)
+            self._outdated[copy.vid] = copy
+
+    def _abandon(self, version: Version) -> None:
         making = self.making.get(version.vid)
         if making is not None:
             making.abandoned = True
-        if version.vid in self.moved:
-            self.moved.remove(version.vid)
-            self._state.change("DELETE FROM spilled_before WHERE vid = ?", (version.vid,))
-        copy = self.copies.pop(version.vid, None)
+
+    def _forget_outdated(self, vid: VersionId) -> None:
+        copy = self._outdated.pop(vid, None)
         if copy is not None:
             self.used_bytes -= copy.size
-            self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+            del self.moved[vid]
+            self._state.change("DELETE FROM spilled_before WHERE vid = ?", (vid,))
             self._when_safe(partial(self._remove, copy.name))
 
     def _remove(self, name: str) -> None:
