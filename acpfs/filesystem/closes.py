@@ -245,6 +245,10 @@ class Closes:
         if handle.killed and not handle.node.body.is_cold:
             handle.node.body.interrupted = False
 
+    async def before_sync(self, handle: Handle) -> None:
+        """As `DoubtfulCloses` has it."""
+        await self._doubtful.before_sync(handle)
+
     def sync(self, handle: Handle) -> None:
         """Fix the content as it is, whoever else is at it: somebody says that it is good
         (fsync).

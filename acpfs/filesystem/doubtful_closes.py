@@ -112,12 +112,23 @@ class DoubtfulCloses:
         if pid and not self._writers.is_another_at_it(node, pid):
             return
         for handle in self._writers.of(node):
-            op = handle.store
-            if op is None or not op.tentative or not handle.process:
-                continue
-            if await self._is_held(handle, pid) and handle.store is op:
-                handle.has_copies = True
-                self.went_on(handle)
+            await self._settle(handle, pid)
+
+    async def before_sync(self, handle: Handle) -> None:
+        """The same, before the file is synced through `handle`: that says that it is good as it is
+        now, and nothing of what others had made of it at such a close; it may be truncated since.
+        """
+        for one in self._writers.beside(handle):
+            await self._settle(one)
+
+    async def _settle(self, handle: Handle, pid: int = 0) -> None:
+        """Withdraw its version if the close was that of a copy, as far as that can be told."""
+        op = handle.store
+        if op is None or not op.tentative or not handle.process:
+            return
+        if await self._is_held(handle, pid) and handle.store is op:
+            handle.has_copies = True
+            self.went_on(handle)
 
     async def _is_held(self, handle: Handle, pid: int) -> bool:
         """Whether who opened the file has it open still, or somebody who wrote through a copy."""

@@ -59,6 +59,7 @@ class Syncing:
         """
         handle = self._handles.handle(number)
         await self._outgrown.check(handle.node)
+        await self._closes.before_sync(handle)
         # not before: who only syncs, and is told that it failed, has written nothing, and keeps
         # nothing back
         handle.take(CloseEvent.WROTE)

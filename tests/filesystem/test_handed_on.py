@@ -243,3 +243,31 @@ def test_a_killed_writer_leaves_a_half_although_somebody_truncates_the_file_mean
         assert await stored(w, "f") == SECOND
 
     run(tmp_path, KnownOpeners(Left.GONE), scenario, killed=CHILD)
+
+
+@pytest.mark.clause("S390", "S468")
+@pytest.mark.parametrize("left", [Left.SOME, Left.NONE], ids=lambda one: one.name)
+def test_what_another_process_syncs_makes_no_close_count_that_was_of_a_copy(
+    tmp_path: Path, left: Left
+) -> None:
+    """Who opened the file has closed one of two descriptors, and another one opens it to write it
+    anew.
+    """
+
+    async def scenario(w: World, file: OpenFile) -> None:
+        w.engine.hold(True)
+        await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
+        await w.do(w.fs.flush(file.handle, PARENT))
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        caller = CALLER._replace(pid=STRANGER, unique=2)
+        other = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, caller))
+        await w.do(w.fs.write(other.handle, 0, SECOND, STRANGER))
+        await w.do(w.fs.fsync(other.handle, datasync=False))
+        is_held = left is Left.SOME
+        versions = [op.version for op in w.log if op.ino == ino and op.version is not None]
+        assert [one.size for one in versions] == [len(FIRST), len(SECOND)][is_held:]
+        await w.close(other, STRANGER)
+        await w.close(file, PARENT)
+        assert await stored(w, "f") == SECOND
+
+    run(tmp_path, KnownOpeners(left), scenario)

@@ -354,12 +354,24 @@ class Crew:
         if file.is_half and not one.was_killed:
             return
         self._note(process, "fsync", file.path)
+        for other in file.opens:
+            if other is not one and other.left not in (None, file.content):
+                self._may_count(file, other)
         await self._complete(
             file, lambda: self._request(lambda fs: fs.fsync(one.handle, datasync=False))
         )
         file.is_half = False
         for other in file.opens:
             other.is_fixed()
+
+    def _may_count(self, file: SharedFile, other: Open) -> None:
+        """Its close may have been that of the file, where nobody who wrote has a descriptor: what
+        stands behind it in the order may rely on that.
+        """
+        assert other.left is not None
+        if not any(self._table.has(pid, other) for pid in {other.opener, *other.writers}):
+            file.told.begin({file.path.encode(): other.left}, since=other.left_at)
+            file.told.end(is_owed=False)
 
     async def _truncate(self, process: Process, chance: random.Random) -> None:
         file = chance.choice(self.files)
