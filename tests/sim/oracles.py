@@ -9,7 +9,7 @@ before it began.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.sim.shown import (
@@ -168,7 +168,8 @@ class Told:
 
     def go_back(self, found: Sequence[int], got: Shown, *, is_mirrored: bool) -> None:
         """What came after those moments was lost with RAM, but for attributes, which have no order:
-        a content may have those of a later moment, or, where there was no mirror, earlier ones.
+        a content may have those of a later moment, or, where there was no mirror, earlier ones;
+        also those that it got under another name.
         """
         at = found[-1]
         first = found[0] if is_mirrored else 0
@@ -180,7 +181,7 @@ class Told:
                     shown.pop(attribute(name, SAME), None)
                 shown[path] = content
         for key in [key for key in {*shown, *got} if is_free(key)]:
-            values = {moment.shown.get(key) for moment in moments[first:]}
+            values = set(_values(moments, at, first, key))
             if key.endswith(PREFIX + MTIME) and None in values:
                 shown.pop(key, None)  # at one of them nobody knew
             elif got.get(key) in values - {shown.get(key)}:
@@ -370,6 +371,19 @@ class Told:
             f"nearest is moment {at} (before it showed {self.at}, now is {len(self.moments) - 1}):"
             f" {differences(shown, moments[at].contents)}"
         )
+
+
+def _values(moments: Sequence[Moment], at: int, first: int, key: bytes) -> Iterator[bytes | None]:
+    """All that an attribute of what is there at moment `at` was from `first` on. What has the same
+    content under another name is the same file.
+    """
+    path, _zero, name = key.partition(PREFIX)
+    content = moments[at].contents.get(path)
+    for moment in moments[first:]:
+        yield moment.shown.get(key)
+        for other, others in moment.contents.items() if content else ():
+            if others == content and other != path:
+                yield moment.shown.get(attribute(other, name))
 
 
 def _with(shown: Shown, path: bytes, content: bytes) -> Shown:
