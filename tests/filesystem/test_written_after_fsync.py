@@ -208,11 +208,14 @@ def test_what_is_stored_through_a_mapping_is_no_damage_where_the_stream_is_repea
 
 
 @pytest.mark.clause("S506", "S517")
+@pytest.mark.parametrize("between", [0, 1])
 def test_what_a_dead_session_wrote_is_no_damage_where_the_stream_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: int
 ) -> None:
     """Its program writes on when all of acpfs was killed, and somebody tidies up the staging area:
     an alarm would have what comes behind it go first.
+
+    `between`: mounts that end before they have streamed it.
     """
     synced = b"s" * LARGE
 
@@ -241,6 +244,9 @@ def test_what_a_dead_session_wrote_is_no_damage_where_the_stream_is_repeated(
                 await is_lost.wait()
         os.pwrite(theirs, b"later", 0)
         os.close(theirs)
+        for _mount in range(between):
+            async with world(tmp_path, budget_bytes=128 << 20):
+                pass
         async with world(tmp_path, hold=False, budget_bytes=128 << 20) as w:
             with trio.fail_after(60):
                 while not (w.backing / "f").exists():

@@ -251,11 +251,16 @@ class Storage:
         return name
 
     def give_mode(self, path: bytes, old: int, new: int) -> bool:
-        """Somebody gives a directory another mode, where it has that one."""
+        """Somebody gives a directory another mode, where it has that one, and nobody gave it an
+        ACL.
+        """
         names = tuple(path.rstrip(b"/").split(b"/"))
-        if not self._is_there(names) or stat.S_IMODE(self._find(names).mode) != old:
+        if not self._is_there(names):
             return False
-        self._find(names).mode = stat.S_IFDIR | new
+        inode = self._find(names)
+        if stat.S_IMODE(inode.mode) != old or posix_acl.ACCESS in inode.xattrs:
+            return False
+        inode.mode = stat.S_IFDIR | new
         return True
 
     def remove_directory(self, path: bytes) -> None:

@@ -1155,14 +1155,15 @@ class Contents:
                 self._stage_anew(version)
 
     def _stage_anew(self, version: Version) -> None:
-        """Its file may have been written to since it was staged, or copied (X11): what is shown
-        from now on is what the file has, so that is what is stored, and copied.
+        """Its file may have been written to since it was staged, or read (X11): what is shown from
+        now on is what the file has, so that is what is stored, and copied.
+
+        A later mount does not know that any more, so it is to find no checksum.
         """
         ops = [op for op in self._log.pending_of(version.ino) if op.version is version]
-        if any(op.begun for op in ops):
+        if version.state is VersionState.COMMITTED or any(op.begun for op in ops):
             return  # it may be there already, and is known by its checksum
-        if version.state is VersionState.STAGED:
-            version.state = VersionState.COMPLETE
+        version.state = VersionState.COMPLETE
         self.kernel.renew(version)
 
     def watch_again(self, node: Node, *, versions_too: bool) -> None:

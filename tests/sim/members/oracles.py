@@ -32,6 +32,8 @@ class Judge:
         self._given_up: dict[str, int] = {}
         """Member → how many checkpoints there were when an operator went on without what it had."""
         self._is_loss_forgotten = False
+        self._replaced = set[int]()
+        """Checkpoints that the pointer has named, and does not any more since an older one came."""
         self.pointers = 0
         """How often another one was seen."""
 
@@ -63,6 +65,8 @@ class Judge:
         step = self._step_of(shown)
         if step < self._step and not (self._is_untold() or self._is_replaced_at_home(step)):
             raise Finding("BACK", f"the pointer names step {step} after step {self._step}")
+        if step < self._step:
+            self._replaced.add(self._step)
         if step != self._step:
             self.pointers += 1
             self._shown_s = MACHINE.moment_s
@@ -146,7 +150,7 @@ class Judge:
         shown = self._storage.visible()
         gone = {one.node for one in members if one.is_gone}
         for number, checkpoint in enumerate(self._job.checkpoints, 1):
-            told_by = checkpoint.told_by
+            told_by = None if checkpoint.step in self._replaced else checkpoint.told_by
             if told_by and self._is_kept(told_by, gone, number) and self._step < checkpoint.step:
                 raise Finding("LOST", f"the pointer names step {self._step}, not {checkpoint.step}")
             if checkpoint.is_going:
