@@ -181,6 +181,14 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "checksum-of-before",
+        "a later mount finds the checksum from before a dead session's writes",
+        "filesystem/content/contents.py",
+        "        self.kernel.renew(version)\n",
+        "        self._log.save_version(version)\n",
+        profiles=("lane",),
+    ),
+    Bug(
         "told-until-forgotten",
         "who forgets a member does not tell of the pointers that it made",
         "writeback/members/cluster.py",
