@@ -216,3 +216,31 @@ def test_an_acl_that_a_hung_storage_does_not_tell_lets_nobody_in_but_the_owner(
             assert stat.S_IMODE(made.mode) == 0o644
 
     run(tmp_path, scenario, **SHORT)
+
+
+@clause("S453", "S595")
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
+def test_an_acl_that_was_narrowed_for_an_older_content_is_whole_with_the_next(
+    tmp_path: Path,
+) -> None:
+    """The file is given away behind a close that is taken back; the next content takes the ACL of
+    the file that it replaces.
+    """
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"old")
+        await set_in(w, ino, ACL)
+        await w.drained()
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        w.engine.hold(True)
+        await w.do(w.fs.flush(opened.handle))
+        await w.do(w.fs.setattr(ino, AttributeChange(uid=12), None, CALLER))
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        await w.drained()
+        assert mode_of(w.backing / "f") == 0, "neither owner may do what the other could"
+        await w.close(opened)
+        await w.drained()
+        assert (acl_of(w.backing / "f"), mode_of(w.backing / "f")) == (ACL, 0o660)
+
+    run(tmp_path, scenario)

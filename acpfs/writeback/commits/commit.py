@@ -604,6 +604,8 @@ class Committer:
     def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
         """Give the staging file what it lacks: attributes changed since it was staged, xattrs of
         the file that it replaces.
+
+        That one's ACL may have been narrowed for its content alone (S595): the mode is the new one.
         """
         assert op.version is not None
         meta = Metadata()
@@ -616,6 +618,9 @@ class Committer:
                         if name not in op.meta.xattrs
                     }
                 )
+        access = meta.xattrs.get(posix_acl.ACCESS)
+        if access is not None and op.meta.permissions is not None:
+            meta.xattrs[posix_acl.ACCESS] = posix_acl.after_chmod(access, op.meta.permissions)
         if self._applied.get(op.version.vid) != op.meta.to_json():
             later = Metadata.from_json(op.meta.to_json())
             later.xattrs.update(meta.xattrs)

@@ -189,6 +189,14 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "acl-as-narrowed",
+        "the next content keeps an ACL that was narrowed for the one before",
+        "writeback/commits/commit.py",
+        "        if access is not None and op.meta.permissions is not None:\n",
+        "        if False and access is not None and op.meta.permissions is not None:\n",
+        profiles=("shared",),
+    ),
+    Bug(
         "told-until-forgotten",
         "who forgets a member does not tell of the pointers that it made",
         "writeback/members/cluster.py",
