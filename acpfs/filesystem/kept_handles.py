@@ -361,6 +361,14 @@ class KeptHandles:
             return CloseState.WAITING
         return CloseState.OVER if bits & _CLOSED else CloseState.CLEAN
 
+    @staticmethod
+    def _writers(handle: Handle, tentative: int) -> set[int]:
+        """Who wrote through it what is in no version that counts, as far as its record says so."""
+        if handle.others_wrote:
+            return {UNTOLD}
+        has_written = handle.wrote or handle.state is CloseState.WAITING or tentative
+        return {handle.process} if handle.process and has_written else set()
+
     def closed(self, handle: Handle) -> None:
         """It is gone, once the step is committed: a RELEASE that comes again finds it."""
         slot = handle.slot
@@ -435,8 +443,7 @@ class KeptHandles:
             handle.bound = bool(bits & _BOUND)
             handle.killed = bool(bits & _KILLED)
             handle.others_wrote = bool(bits & _OTHERS)
-            if handle.others_wrote:
-                handle.wrote_by.add(UNTOLD)
+            handle.wrote_by = self._writers(handle, words[_TENTATIVE])
             handle.by_opener = bool(bits & _BY_OPENER)
             handle.is_released = bool(bits & _RELEASED)
             handle.is_unexpected_to_map = bool(bits & _UNEXPECTED)

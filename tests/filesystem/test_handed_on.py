@@ -222,6 +222,34 @@ def test_whoever_has_a_file_may_be_who_wrote_it_when_only_an_earlier_worker_knew
     trio.run(main)
 
 
+@pytest.mark.clause("S474")
+def test_who_opened_a_file_is_at_it_for_the_next_worker_too_when_a_child_writes_on(
+    tmp_path: Path,
+) -> None:
+    """What the last worker saw it write is in no version."""
+    life = tmp_path / "life"
+    after = tmp_path / "after"
+    life.mkdir()
+
+    async def main() -> None:
+        async with world(life, session="s", max_dirty_age_s=0) as w:
+            file = await opened(w)
+            await w.do(w.fs.write(file.handle, 0, FIRST, PARENT))
+            with w.fs.lock:
+                take_picture(life, after)
+            await w.close(file, PARENT)
+        openers = KnownOpeners(Left.SOME)
+        async with world(after, session="s", openers=openers, max_dirty_age_s=0) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
+            await w.do(w.fs.write(file.handle, len(FIRST), SECOND, CHILD))
+            await w.do(w.fs.rename(ROOT, b"f", ROOT, b"g", 0, CHILD))
+            assert await stored(w, "g") == OLD
+            await w.close(file, PARENT)
+            assert await stored(w, "g") == FIRST + SECOND
+
+    trio.run(main)
+
+
 @pytest.mark.clause("S181")
 def test_a_killed_writer_leaves_a_half_although_somebody_truncates_the_file_meanwhile(
     tmp_path: Path,

@@ -92,18 +92,16 @@ class Open(Description):
     writers: set[int] = field(default_factory=set)
     """Processes that wrote that; none, where it was only made or truncated."""
 
-    left: bytes | None = None
-    """The file as it was when a copy was closed, since which nothing was written through it: that
-    is what its last close publishes.
+    lefts: list[tuple[bytes, int]] = field(default_factory=list)
+    """The file as it was each time that a copy was closed since something was written through it,
+    and the event with which that had its place: its last close publishes the first of these, or a
+    later one, if that one was taken back.
     """
-
-    left_at: int = 0
-    """The event with which that had its place."""
 
     def is_fixed(self) -> None:
         """All that was written through it is in a version."""
         self.wrote = False
-        self.left = None
+        self.lefts.clear()
         self.writers.clear()
 
 
@@ -343,7 +341,7 @@ class Crew:
         file.place = 0
         one.others_wrote |= process.pid != one.opener
         one.writers.add(process.pid)
-        one.left = None
+        one.lefts.clear()
 
     async def _sync(self, process: Process, chance: random.Random) -> None:
         if not process.files:
@@ -355,7 +353,7 @@ class Crew:
             return
         self._note(process, "fsync", file.path)
         for other in file.opens:
-            if other is not one and other.left not in (None, file.content):
+            if other is not one:
                 self._may_count(file, other)
         await self._complete(
             file, lambda: self._request(lambda fs: fs.fsync(one.handle, datasync=False))
@@ -368,10 +366,15 @@ class Crew:
         """Its close may have been that of the file, where nobody who wrote has a descriptor: what
         stands behind it in the order may rely on that.
         """
-        assert other.left is not None
         if not any(self._table.has(pid, other) for pid in {other.opener, *other.writers}):
-            file.told.begin({file.path.encode(): other.left}, since=other.left_at)
-            file.told.end(is_owed=False)
+            self._publish_left(file, other)
+
+    def _publish_left(self, file: SharedFile, one: Open) -> None:
+        """What the file was at a close, where others have changed it since."""
+        for left, at in one.lefts:
+            if left != file.content:
+                file.told.begin({file.path.encode(): left}, since=at)
+                file.told.end(is_owed=False)
 
     async def _truncate(self, process: Process, chance: random.Random) -> None:
         file = chance.choice(self.files)
@@ -453,8 +456,9 @@ class Crew:
         if not is_close or file.is_half or not one.wrote:
             file.place = file.place or file.told.event()
             if one.wrote and file.is_modified and [o for o in file.opens if o.wrote] == [one]:
-                one.left = file.content
-                one.left_at = file.told.event()
+                at = file.told.event()
+                if not one.lefts or one.lefts[-1][0] != file.content:
+                    one.lefts.append((file.content, at))
             await act()
             if may_be_half and not file.is_half:
                 file.is_half = one.was_killed = await self._is_interrupted(file)
@@ -474,13 +478,10 @@ class Crew:
         self, file: SharedFile, one: Open, act: Callable[[], Awaitable[None]], *, is_gone: bool
     ) -> None:
         """Who opened it, or wrote, has no copy any more."""
-        left = one.left
+        self._publish_left(file, one)
         one.is_fixed()
         if not is_gone:
             self._counts["closes beside a copy"] += 1
-        if left is not None and left != file.content:  # changed by others since
-            file.told.begin({file.path.encode(): left}, since=one.left_at)
-            file.told.end(is_owed=False)
         if file.is_modified and not file.is_anybody_at_it():
             beside = self._is_in_doubt(file) if is_gone else True
             await self._complete(file, act, is_owed=not beside)
@@ -587,7 +588,7 @@ class Crew:
                 await self._request(lambda fs: fs.setattr(ino, whole, None, caller))
 
         self._counts["attributes set beside a close in doubt"] += self._is_in_doubt(file) or any(
-            one.left is not None for one in file.opens
+            one.lefts for one in file.opens
         )
         if isinstance(change, bytes):
             self._note(None, "set xattr", file.path, change)

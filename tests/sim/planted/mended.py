@@ -189,6 +189,14 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "opener-forgotten",
+        "a new worker does not know that who opened a file has written through it",
+        "filesystem/kept_handles.py",
+        "        return {handle.process} if handle.process and has_written else set()\n",
+        "        return set()\n",
+        profiles=("shared",),
+    ),
+    Bug(
         "acl-as-narrowed",
         "the next content keeps an ACL that was narrowed for the one before",
         "writeback/commits/commit.py",
