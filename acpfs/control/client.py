@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.control import registry
+from acpfs.control.connecting import connect_within
 from acpfs.control.registry import MountRecord
 from acpfs.control.socket_messages import Json, encode, error_from, socket_address
 from acpfs.errors import AcpfsError, DeadlineError, NotMountedError
 from acpfs.processes import directory_of, has_ended, is_ended_by_signal
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5
 GRACE_S = 30.0
 """What a request with a time limit may take beyond it: to say what is left, to unmount.
 
@@ -285,8 +286,7 @@ def _connected(record: MountRecord) -> socket.socket:
     directory_fd = None
     try:
         address, directory_fd = socket_address(Path(record.socket))
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        connection.connect(address)
+        connect_within(connection, address, CONNECT_TIMEOUT_S)
         connection.settimeout(SILENCE_S_MAX)
     except BaseException as error:
         connection.close()

@@ -13,11 +13,11 @@ import socket
 import struct
 from pathlib import Path
 
+from acpfs.control.connecting import connect_within
 from acpfs.control.socket_messages import socket_address
 
 BACKLOG = 16
 _CREDENTIALS = "3i"
-_TIMEVAL = "2l"
 
 
 def uid_of(end: socket.socket) -> int:
@@ -39,17 +39,7 @@ def connected(path: Path, wait_s: float) -> socket.socket | None:
     directory = None
     try:
         address, directory = socket_address(path)
-        if wait_s:
-            # a time limit of Python's would not wait where as many as may have come and not been
-            # let in yet
-            end.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, int(wait_s), 0)
-            )
-        else:
-            end.setblocking(False)
-        end.connect(address)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, 0, 0))
-        end.setblocking(True)
+        connect_within(end, address, int(wait_s))
     except OSError:
         end.close()
         return None

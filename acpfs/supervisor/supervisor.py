@@ -750,9 +750,9 @@ class Supervisor:
         end is taken away. The RAM tier stays.
         """
         self._finish(code, error)
-        self._kept.put(
-            "control", []
-        )  # nobody answers; where no descriptor is left, what follows needs one
+        for name in ("control", "metrics"):
+            # nobody answers; where no descriptor is left, what follows needs one
+            self._kept.put(name, [])
         from acpfs.supervisor import fallthrough
 
         fallthrough.end_unserved(

@@ -140,7 +140,7 @@ def _many(todo: list[Choices], options: argparse.Namespace) -> list[bool]:
     cpu_s = sum(cpu[:4]) - sum(began_cpu[:4])
     print(
         f"{done} histories, {len(failed)} failed, {took_s:.1f} s, {cpu_s:.1f} s of processors:"
-        f" {60 * done / cpu_s:.0f} a minute of one; {dict(counts)}"
+        f" {60 * done / max(cpu_s, 1e-9):.0f} a minute of one; {dict(counts)}"
     )
     return failed
 
