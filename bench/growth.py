@@ -69,8 +69,10 @@ def measure(counts: list[int]) -> Report:
     with places.scratch() as scratch:
         (scratch / "backing").mkdir()
         with AcpfsMount(scratch / "backing", scratch / "mnt", "native", ram="64M") as mount:
-            empty = own = anonymous_bytes(mount.pid)
-            saved = state = 0
+            empty = anonymous_bytes(mount.pid)
+            own = empty
+            saved = 0
+            state = 0
             answered_s = 0.0
             for count in counts:
                 save(mount.path, saved, count)

@@ -31,7 +31,8 @@ LIMIT = 20.0
 class Counting(BackingDirectory):
     """Counts bytes and files."""
 
-    written = files = 0
+    written = 0
+    files = 0
 
     def write_own(self, names: LowerPath, content: bytes) -> None:
         self.written += len(content)
@@ -63,7 +64,8 @@ def phases(files: int, changes: int, part_lines: int) -> dict[str, tuple[int, in
 
 
 def _phase(lower: Counting, work: Callable[[], None]) -> tuple[int, int, float]:
-    lower.written = lower.files = 0
+    lower.written = 0
+    lower.files = 0
     began = time.perf_counter()
     work()
     return lower.written, lower.files, time.perf_counter() - began

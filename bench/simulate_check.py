@@ -90,7 +90,8 @@ def save(stand: Stand, source: Path, number: int) -> Seen:
     closed = time.monotonic()
     (stand.nodes[0].path / POINTER).write_text(str(number))
     missing = {source / f"s{number}-{node}" for node in range(len(stand.nodes))}
-    persisted = pointed = 0.0
+    persisted = 0.0
+    pointed = 0.0
     while not (persisted and pointed):
         now = time.monotonic()
         if now - closed > SAVE_TIMEOUT_S:

@@ -29,7 +29,8 @@ class Cached(FaultyOperations):
 
     def _entry(self, st: os.stat_result) -> pyfuse3.EntryAttributes:
         entry = super()._entry(st)
-        entry.entry_timeout = entry.attr_timeout = CACHED_S
+        entry.entry_timeout = CACHED_S
+        entry.attr_timeout = CACHED_S
         return entry
 
 

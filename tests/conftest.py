@@ -158,7 +158,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     given = item.config.getoption("--seed")
-    seed = item.stash[SEED] = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
+    seed = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
+    item.stash[SEED] = seed
     trio_run._r.seed(f"{seed} {item.nodeid}")
     item.add_report_section(
         "setup",

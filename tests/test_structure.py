@@ -994,6 +994,8 @@ def test_a_word_means_one_thing() -> None:
 
 def _several_assignments(node: ast.AST) -> bool:
     """`a, b = x, y`, which is two lines; not an exchange, and not what takes a sequence apart."""
+    if isinstance(node, ast.Assign) and len(node.targets) > 1:
+        return True
     if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
         return False
     values = node.value.elts

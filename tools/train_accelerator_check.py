@@ -113,7 +113,8 @@ class Device:
         """
         model = self.torch.nn.Linear(4096, 4096, device=self.kind)
         optimizer = self.torch.optim.Adam(model.parameters())
-        begun = said = 0.0
+        begun = 0.0
+        said = 0.0
         for _ in range(2):
             model(self.torch.ones(512, 4096, device=self.kind)).sum().backward()
             self.wait()

@@ -109,7 +109,9 @@ class CallPool:
         self._waiting: OrderedDict[Future[Any], _Job] = OrderedDict()
         self._lock = threading.Lock()
         self._came = runtime.threads.condition(self._lock)
-        self._threads = self._idle = self._timed_out = 0
+        self._threads = 0
+        self._idle = 0
+        self._timed_out = 0
         self._calls: Counter[str] = Counter()
         self._closed = False
 

@@ -15,7 +15,8 @@ class ReadRate:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._bytes = self._seconds = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
 
     def note(self, size: int, seconds: float) -> None:
         """So many bytes were read in so long."""

@@ -92,7 +92,8 @@ class _Job:
         self.goes_on = False
         """`enable_arf`, of the controller or of the processor."""
         self.marks: UpdateMarks | None = None
-        self.controller_ready = self.controller_runs = False
+        self.controller_ready = False
+        self.controller_runs = False
         self.guard = Guard()
         self.guard.at_end.append(self._switch_off)
 
@@ -163,7 +164,8 @@ def tft_init_processor(
     _refuse_switches(enable_local_copy, enable_zit)
     controller.no_own_certificates(tls_info)
     product_log.begin()
-    _job.goes_on = _job.handlers.goes_on = enable_arf
+    _job.goes_on = enable_arf
+    _job.handlers.goes_on = enable_arf
     if enable_uce and not enable_arf:
         log.info("a rank whose device loses memory is in no cover; it is not repaired")
     _job.handlers.for_mindspore = "mindspore" in sys.modules

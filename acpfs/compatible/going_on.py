@@ -222,7 +222,8 @@ class GoingOn(Processor):
         self.repair_step = step
         self._before = None
         self.rebooted = False
-        self._memory_failed = self._device_failed = False
+        self._memory_failed = False
+        self._device_failed = False
         self._reported.clear()
         self._stopping.clear()
         member.parked = False

@@ -112,7 +112,8 @@ class Processor:
         self._over = threading.Event()
         self._published: int | None = None
         self._shards: tuple[Shard, ...] = ()
-        self._device_failed = self._memory_failed = False
+        self._device_failed = False
+        self._memory_failed = False
         self.repair_as = RepairAs.UNKNOWN
         self.end_process: Callable[[int], object] = os._exit
         self.exit_s = EXIT_S

@@ -31,7 +31,8 @@ class RequestSlots:
         """`what`: what there are too many of, when there are."""
         self.count = count
         self._what = what
-        self.taken = self._taken_by_group = 0
+        self.taken = 0
+        self._taken_by_group = 0
 
     @contextmanager
     def one(self, *, owner: bool, root: bool = False) -> Iterator[None]:

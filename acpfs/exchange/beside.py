@@ -242,7 +242,8 @@ class Exchange:
             end.run()
         finally:
             with self._lock:
-                self._end = self._child = None
+                self._end = None
+                self._child = None
             child.kill()
             child.wait()
 

@@ -388,7 +388,8 @@ class Admission:
     async def _wait_for_more(self, account: Account, size: int) -> None:
         node = account.node
         missing = account.needed_bytes(size) - account.reserved_bytes
-        done = account.growing = shared()
+        done = shared()
+        account.growing = done
         try:
             has_room = await self._room.reserve(missing, node)
         except OSError as error:

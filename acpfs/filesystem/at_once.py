@@ -46,7 +46,8 @@ class AtOnce:
     def attributes(self, ino: Ino) -> Attributes | None:
         """As `FileSystem.getattr`."""
         with self._steps.lock:
-            now = self._steps.last_at = self._now()
+            now = self._now()
+            self._steps.last_at = now
             node = self._table.get(ino)
             if node is None or not (
                 self._view.held(node) or self._view.is_fresh(node.checked_at, now)
@@ -59,7 +60,8 @@ class AtOnce:
         if name in _ASKED or len(name) > NAME_BYTES_MAX:
             return None
         with self._steps.lock:
-            now = self._steps.last_at = self._now()
+            now = self._now()
+            self._steps.last_at = now
             parent = self._table.get(parent_ino)
             if parent is None or not parent.is_dir:
                 return None

@@ -110,7 +110,8 @@ class BackingSpace:
     def _ask(self) -> Future[None]:
         """Ends when what came is known; also when none came."""
         if self._asked is None:
-            self._asked = ended = shared()
+            ended = shared()
+            self._asked = ended
             call = self._calls.submit("statfs", self._lower.space)
             # before it is asked: what arrives while it answers is taken off twice, for 2 s, rather
             # than not at all

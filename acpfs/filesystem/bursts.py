@@ -147,7 +147,8 @@ class Bursts:
             _Order(by_name, by_name),
             _Order([ino for ino, _name in known], [name for _ino, name in known]),
         ]
-        run = self._runs[parent.ino] = _Run(orders, now, now)
+        run = _Run(orders, now, now)
+        self._runs[parent.ino] = run
         if len(self._runs) > RUNS_MAX:
             self._runs.popitem(last=False)
         return run

@@ -321,7 +321,8 @@ class Catalogue:
         """
         times = self._times.get(checkpoint)
         if times is None:
-            times = self._times[checkpoint] = CheckpointTimes(0.0)
+            times = CheckpointTimes(0.0)
+            self._times[checkpoint] = times
             self._moments[checkpoint] = Moments()
             if len(self._times) > RECORDS_MAX:
                 self._drop(next(iter(self._times)))

@@ -45,8 +45,10 @@ class Changes:
         """Pins what the log that the last worker left mentions."""
         self._now = upper.runtime.clock.now
         self._serial = upper.runtime.clock.serial
-        self._table = table = upper.table
-        self._log = log = upper.log
+        table = upper.table
+        self._table = table
+        log = upper.log
+        self._log = log
         self._contents = contents
         self._view = view
         self._steps = steps
@@ -369,7 +371,8 @@ class Changes:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
             child.checked_at = self._now()
-            child.checked = child.settled = self._serial()
+            child.checked = self._serial()
+            child.settled = child.checked
             if not child.pins and not child.ino:
                 self._table.name_changed(parent, name)
                 self._table.known_absent(parent, name)
@@ -549,7 +552,8 @@ class Changes:
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
             node.checked_at = self._now()
-            node.checked = node.settled = self._serial()
+            node.checked = self._serial()
+            node.settled = node.checked
 
     def display_path(self, op: Op) -> bytes:
         return self._paths.named(op)

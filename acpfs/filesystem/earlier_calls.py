@@ -28,7 +28,8 @@ class EarlierCalls:
         """There are such calls; `ended` is done when they have returned. Before anything is
         served.
         """
-        over = self.over = shared()
+        over = shared()
+        self.over = over
         ended.add_done_callback(lambda ended: _tell(ended, over))
 
 

@@ -120,7 +120,8 @@ class Eviction:
         """Let clean contents at and below a path go, those of retained checkpoints too; dirty, open
         and pinned ones stay.
         """
-        files = freed = 0
+        files = 0
+        freed = 0
         stayed = []
         for node, below_it, taken in list(self._in_ram(path)):
             reason = self._against(node, below_it)

@@ -47,7 +47,8 @@ class InterruptedFiles:
         ]
         with self._state.step():
             for node in nodes:
-                node.body.failed = node.body.failed_at = 0  # as it is
+                node.body.failed = 0  # as it is
+                node.body.failed_at = 0
                 node.body.interrupted = False
                 self._closes.fix(node)
                 self._finish(node)

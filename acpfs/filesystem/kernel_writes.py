@@ -143,7 +143,8 @@ class KernelWrites:
             body.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS
         )  # by a worker that died before it said so
         if not only_marked:
-            node.mtime_ns = node.ctime_ns = st.st_mtime_ns
+            node.mtime_ns = st.st_mtime_ns
+            node.ctime_ns = st.st_mtime_ns
         if node.kernel_rewriters and body.seen != UNSEEN and body.writing is not Writing.WHOLE:
             # Not only while such a writer is there: what he leaves is no log either. (`UNSEEN`: it
             # may have been the daemon.)
@@ -250,7 +251,8 @@ class KernelWrites:
             )
             node.size = seen[1]
             if not 0 <= seen[0] - node.mtime_ns <= MARKS_NS:
-                node.mtime_ns = node.ctime_ns = seen[0]
+                node.mtime_ns = seen[0]
+                node.ctime_ns = seen[0]
             self.assume_changed(node)
         self.note(node, seen)
 

@@ -84,7 +84,8 @@ class Loads:
             return
         load = self._loads.get(checkpoint)
         if load is None:
-            load = self._loads[checkpoint] = Load(began, now)
+            load = Load(began, now)
+            self._loads[checkpoint] = load
             if len(self._loads) > LOADS_MAX:
                 self._loads.popitem(last=False)
         load.began = min(load.began, began)

@@ -90,7 +90,8 @@ class LowerView:
         self._log = log
         self._table = table
         self._contents = contents
-        self._tier = tier = upper.tier
+        tier = upper.tier
+        self._tier = tier
         self._lock = lock
         self.beneath = Beneath(table, log, tree)
         self._foreseen: dict[Ino, Future[None]] = {}
@@ -504,9 +505,10 @@ class LowerView:
             return None
         future = self._foreseen.get(node.ino)
         if future is None or future.done():  # done before it was taken out: no thread ever began it
-            future = self._foreseen[node.ino] = self._calls.submit(
+            future = self._calls.submit(
                 "xattrs", self._foresee_xattrs, node, path, self._tree.epoch
             )
+            self._foreseen[node.ino] = future
         return future
 
     def _foresee_xattrs(self, node: Node, path: LowerPath, epoch: int) -> None:

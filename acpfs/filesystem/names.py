@@ -361,7 +361,8 @@ class Names:
         self._check_reach(parent, new_parent)
         await self.check_own(new_parent, new_name)
         look = self.taken_by if flags & RENAME_NOREPLACE else self._view.child
-        node = target = None
+        node = None
+        target = None
         while node is None or not (
             self._leads_to(parent, name, node) and self._leads_to(new_parent, new_name, target)
         ):

@@ -509,7 +509,8 @@ class NodeTable:
         directory = self._nodes[parent].dir
         child = directory.children.get(name)
         if child is None:
-            child = directory.children[name] = KnownName(NO_INO)
+            child = KnownName(NO_INO)
+            directory.children[name] = child
         if child.ino != ino:
             self._unlink_name(child.ino, parent, name)
             child.ino = ino

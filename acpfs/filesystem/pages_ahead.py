@@ -61,7 +61,8 @@ class _Taken:
 
     def again(self) -> None:
         """Somebody may have written, or punched holes, where it was looked at."""
-        self.at = self.holes = 0
+        self.at = 0
+        self.holes = 0
 
 
 class ReadyMemory(Protocol):

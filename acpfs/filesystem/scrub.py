@@ -92,7 +92,8 @@ class RamScrub:
         self._lower = lower
         self._lock = upper.lock
         self._step = upper.state.step
-        self.read_bytes = self.repaired_files = 0
+        self.read_bytes = 0
+        self.repaired_files = 0
 
     def places(self) -> list[ScrubPlace]:
         """Where there is something to look at now."""

@@ -145,7 +145,8 @@ class Steps:
                     return self._withhold(call, request)
             if not isinstance(request, Unlocked):
                 return request
-            value = error = None
+            value = None
+            error = None
             try:
                 value = request.function(*request.arguments)
             except OSError as failure:

@@ -81,7 +81,8 @@ class UrgentFiles:
                 f"{URGENT_PATHS_MAX} paths are urgent already: end one with --off, or declare "
                 "one that lies above"
             )
-        declared = self._declared[path] = Urgency(path, self._clock() + seconds, uid)
+        declared = Urgency(path, self._clock() + seconds, uid)
+        self._declared[path] = declared
         self._state.change(
             "INSERT OR REPLACE INTO urgent VALUES (?, ?, ?, ?)",
             (path, declared.until, self._boot, uid),

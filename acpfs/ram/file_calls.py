@@ -68,7 +68,8 @@ class RamFileCalls:
         """Files that wait for a thread."""
         self._came = threads.condition()
         self._records: Slots | None = None
-        self._threads = self._idle = 0
+        self._threads = 0
+        self._idle = 0
 
     # -- which files
 

@@ -80,7 +80,8 @@ class NodeClock:
         self._worked_off_at = self._running()
         self._moved_until = -math.inf
         """The last stamp that was given before the clock was moved."""
-        self._least_base = self._most_base = self._base
+        self._least_base = self._base
+        self._most_base = self._base
         """Of all that it had since stamps were last right."""
         past = "SELECT boot_id, until, least, most FROM node_clock_past"
         for known, until, least, most in state.rows(past):
@@ -144,7 +145,8 @@ class NodeClock:
         """Whether it was, since it gave the first stamp that still counts."""
         if self._least_base != self._most_base and oldest() <= self._moved_until:
             return True
-        self._least_base = self._most_base = self._base
+        self._least_base = self._base
+        self._most_base = self._base
         return False
 
     def work_off(self) -> None:

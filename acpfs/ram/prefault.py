@@ -126,10 +126,13 @@ class Prefault:
         self._file_bytes = 0
         self._pages = threading.Lock()
         """Held while what is ready changes, or how far a save is."""
-        self._closed = self._asked = False
+        self._closed = False
+        self._asked = False
         self._following = False
         """A save is under way; only the thread changes it."""
-        self._ready_before = self._used_before = self._taken = 0
+        self._ready_before = 0
+        self._used_before = 0
+        self._taken = 0
         """When it began, and how much it has taken since."""
         self._thread: Running | None = None
         self._active_at = -QUIET_S

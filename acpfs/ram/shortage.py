@@ -30,8 +30,10 @@ class Shortage:
         """`available`: bytes that may still be used without hurting others."""
         self._now = clock.now
         self._available = available or available_bytes
-        self._bytes = self._group_bytes = 1 << 62
-        self._looked_at = self._group_at = 0.0
+        self._bytes = 1 << 62
+        self._group_bytes = 1 << 62
+        self._looked_at = 0.0
+        self._group_at = 0.0
 
     def withheld_bytes(self, free: int) -> int:
         """How much of `free` bytes of the budget must not be used now."""

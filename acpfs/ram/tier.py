@@ -388,7 +388,8 @@ class Tier:
         try:
             known = -(-os.fstat(fd).st_size // mmap.PAGESIZE)
             # Mostly they lie side by side: then there is nothing at the first place that is asked.
-            ahead = count = _pages_from(fd, known)
+            ahead = _pages_from(fd, known)
+            count = ahead
             if not count:
                 return 0
             while _pages_from(fd, known + ahead):

@@ -80,12 +80,14 @@ class Child:
         """
         self.end = end
         self._template = template
-        self.pid = self.own_pid = 0
+        self.pid = 0
+        self.own_pid = 0
         """The process, by its template's word and by its own; 0: nothing was said yet.
 
         The template's comes in the order of the orders.
         """
-        self.pidfd = self.main_end = -1
+        self.pidfd = -1
+        self.main_end = -1
         self.stuck_at = 0.0
         """Since when nothing is left of it but a call that does not return; 0: it lives."""
         self.step = FIRST_STEP
@@ -141,7 +143,8 @@ class Child:
             self.beat_at = now
             self.busy_s = message["beat"]
         if "serving" in message:
-            self.serving_at = self.beat_at = now
+            self.serving_at = now
+            self.beat_at = now
             if self._has_old_log:
                 self.kill(signal.SIGHUP)
         if "error" in message:

@@ -149,7 +149,8 @@ class Door:
         for end in (self._door, self._successor):
             if end is not None:
                 self._forget(end)
-        self._door = self._successor = None
+        self._door = None
+        self._successor = None
         self.given = False
         self._let_go()
 

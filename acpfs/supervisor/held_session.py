@@ -62,7 +62,8 @@ class HeldSession:
         self.alone_since = 0.0
         """Monotonic, seconds: when the last one that served it ended; 0: it is served."""
         self._token = ""
-        self._supervisor = self._worker = -1
+        self._supervisor = -1
+        self._worker = -1
         """pidfds."""
         self._starting = False
         """A worker may live that has not been told of."""
@@ -190,7 +191,8 @@ class HeldSession:
         else:
             _close([self._worker])
         _close([self._supervisor])
-        self._worker = self._supervisor = -1
+        self._worker = -1
+        self._supervisor = -1
         self._starting = False
         self.alone_since = self.alone_since or now
         self._go(Phase.ALONE)
@@ -263,7 +265,8 @@ class HeldSession:
         """Let go of all descriptors: it ends, or is another's to hold."""
         self.close()
         _close([self._supervisor, self._worker])
-        self._supervisor = self._worker = -1
+        self._supervisor = -1
+        self._worker = -1
 
     def _set_supervisor(self, fds: list[int]) -> None:
         _close([self._supervisor])

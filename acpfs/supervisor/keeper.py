@@ -207,7 +207,8 @@ class Keeper:
         if "hold" in message:
             held = self._held.get(message["hold"])
             if held is None:
-                held = self._held[message["hold"]] = HeldSession(message["hold"])
+                held = HeldSession(message["hold"])
+                self._held[message["hold"]] = held
             held.begin(end, message, fds)
             return
         held = next((held for held in self._held.values() if held.owner is end), None)

@@ -184,8 +184,10 @@ class Supervisor:
         assert message is not None
         self._mount.adopt(message)
         self._stopping.go_on(message.get("told_to_end_at"))  # absent: an older worker
-        child = self._child = Child(end, told=self._stopping.stop)
-        child.serving_at = child.beat_at = time.monotonic()
+        child = Child(end, told=self._stopping.stop)
+        self._child = child
+        child.serving_at = time.monotonic()
+        child.beat_at = child.serving_at
         self._kept.keep(message["keep"], fds)
         self._kept.put(KEEPER, [])  # the worker has it on; here a new connection is made
         self._watch(end, lambda: self._hear(child))
@@ -298,7 +300,8 @@ class Supervisor:
         template = self._templates.have()
         ours, theirs = channel.pair()
         self._start_at = 0.0
-        child = self._child = Child(ours, template)
+        child = Child(ours, template)
+        self._child = child
         orders = self._mount.orders() | {
             "keep": self._kept.names(),
             "supervisor": os.getpid(),
@@ -635,7 +638,8 @@ class Supervisor:
         if PREDECESSOR in self._kept:
             self._door.open(self._mount.settings)
             handover.tell_serving(self._kept.pop(PREDECESSOR))
-            self._take_over = self._predecessor = None
+            self._take_over = None
+            self._predecessor = None
 
     def _refuse(self, why: str) -> None:
         self._rests = why == OUTLIVED and not self._detached and not self._service.present

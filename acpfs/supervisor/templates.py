@@ -148,7 +148,9 @@ class Templates:
             if template is not None:
                 template.kill()
                 self._let_go(template)
-        self.current = self.next = self._old = None
+        self.current = None
+        self.next = None
+        self._old = None
 
     def _let_go(self, template: Template) -> None:
         """It ends with its channel."""

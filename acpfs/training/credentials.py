@@ -109,9 +109,8 @@ def _link(address: str, plain: socket.socket, credentials: Credentials | None) -
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials is not None:
-            connected = secured = credentials.calling.wrap_socket(
-                plain
-            )  # from here on `plain` owns nothing
+            secured = credentials.calling.wrap_socket(plain)
+            connected = secured  # from here on `plain` owns nothing
             if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
                 raise LinkClosedError(f"{address}: another certificate than the job's")
         connected.settimeout(HANDSHAKE_S)  # what is said later is no part of connecting

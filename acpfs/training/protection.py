@@ -178,7 +178,7 @@ class Protection:
             begun=rank.marks.now.done,
         )
         self._charge = Charge(interrupter, lambda: self._fault(None))
-        self._member = member = Member(
+        member = Member(
             booted.job,
             hello,
             rank.marks,
@@ -188,6 +188,7 @@ class Protection:
             booted.call,
             on_stuck=self._charge.stand_in,
         )
+        self._member = member
         self._park = Park(
             member,
             interrupter,

@@ -166,7 +166,8 @@ class Voyage:
         deadline = time.monotonic() + self._policy.protected_s
         while True:
             booted = muster(self._directory, self._place, self._policy, refused=frozenset(refused))
-            self._member = member = self._member_of(booted)
+            member = self._member_of(booted)
+            self._member = member
             try:
                 return member.start(booted.links, self._policy.protected_s)
             except OtherJobError:
@@ -363,7 +364,8 @@ class Voyage:
         if isinstance(error, Interrupted):
             return
         self._error = error
-        self._kind = kind = TroubleKind.MEMORY if self._damaged else trouble_kind(error)
+        kind = TroubleKind.MEMORY if self._damaged else trouble_kind(error)
+        self._kind = kind
         if self._member.order(self._handled, 0.0) is None:
             if kind is TroubleKind.ERROR:
                 traceback.print_exception(error)

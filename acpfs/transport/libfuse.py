@@ -281,7 +281,8 @@ class Operations(pyfuse3.Operations):
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         space = await self._run(self._fs.statfs(ctx.uid))
         answer = pyfuse3.StatvfsData()
-        answer.f_bsize = answer.f_frsize = space.block_bytes
+        answer.f_bsize = space.block_bytes
+        answer.f_frsize = space.block_bytes
         answer.f_blocks = space.blocks
         answer.f_bfree = space.blocks_free
         answer.f_bavail = space.blocks_available

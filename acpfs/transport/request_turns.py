@@ -92,7 +92,8 @@ class RequestTurns:
     def _is_readable_soon(self, fd: int) -> bool:
         poll = self._polls.get(fd)
         if poll is None:
-            poll = self._polls[fd] = select.poll()
+            poll = select.poll()
+            self._polls[fd] = poll
             poll.register(fd, select.POLLIN)
         return any(poll.poll(0) for _ in range(PATIENCE))
 

@@ -109,7 +109,8 @@ class WorkerVerbs:
 
     async def _evict(self, request: ControlRequest, tell: Report) -> Json:
         """Each file that stayed is an item."""
-        files = freed = 0
+        files = 0
+        freed = 0
         for path in request.some_paths():
             with self._parts.fs.lock, self._parts.state.step():
                 done = self._parts.inner.eviction.evict(path)

@@ -57,7 +57,8 @@ class Bell:
         """Wait until it was rung since the last time, or until trio's clock says `until`."""
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
-            self._event = event = trio.Event()
+            event = trio.Event()
+            self._event = event
             if self._rung:
                 event.set()
         if until < math.inf:

@@ -177,7 +177,8 @@ class Engine:
             listener.idle_s, lambda: log.is_awaited() or tier.has_waiting(), runtime.clock.now
         )
         self.stagger = Stagger(settings.stagger_s, place, runtime.clock.now)
-        self._streams_stand_back = self._commits_stand_back = False
+        self._streams_stand_back = False
+        self._commits_stand_back = False
         self._stream_bell = Bell()
         self._commit_bell = Bell()
         self._staged = Staged(log, self._order.has_work)

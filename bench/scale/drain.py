@@ -69,7 +69,8 @@ class _Simulation:
 
     def __init__(self, scenario: Scenario, metadata_rate: float) -> None:
         self.scenario = scenario
-        self.now = self.v = 0.0
+        self.now = 0.0
+        self.v = 0.0
         self.metadata_bytes_rate = (
             metadata_rate
             * scenario.bytes_per_node
@@ -80,7 +81,10 @@ class _Simulation:
         self.begins: list[tuple[float, int]] = []
         self.ends: list[tuple[float, int]] = []
         self.saved: list[Saved] = []
-        self.dirty = self.dirty_peak = self.dirty_time = self.node_dirty_peak = 0.0
+        self.dirty = 0.0
+        self.dirty_peak = 0.0
+        self.dirty_time = 0.0
+        self.node_dirty_peak = 0.0
 
     def _node(self, number: int) -> _Node:
         stagger = Stagger(

@@ -67,7 +67,8 @@ class _Saver:
         """
         self._stop = threading.Event()
         self._done = threading.Semaphore(0)
-        self.saves = self.failed = 0
+        self.saves = 0
+        self.failed = 0
         self.why = ""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

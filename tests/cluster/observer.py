@@ -39,7 +39,8 @@ class Observer:
         self._process = subprocess.Popen(
             words, cwd=ranks.REPOSITORY, env=ranks.environment(), stdout=subprocess.PIPE
         )
-        self.looks = self.count = 0
+        self.looks = 0
+        self.count = 0
         self.violations: list[str] = []
         self.arrivals: dict[str, tuple[float, float]] = {}
         """Checkpoint → when its last shard and its pointer came, on this machine's monotonic

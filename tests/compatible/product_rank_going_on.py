@@ -46,7 +46,8 @@ def happens(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if config.get("memory") == [rank, point] and not (directory / "lost").exists():
         (directory / "lost").touch()
-        state["weight"] = state["moment"] = float("nan")
+        state["weight"] = float("nan")
+        state["moment"] = state["weight"]
         raise RuntimeError("UCE ERROR: device memory is lost")
 
 

@@ -231,7 +231,8 @@ def test_the_two_entry_points_of_c(tmp_path: Path) -> None:
     library = ctypes.CDLL(str(paths[1]), mode=os.RTLD_LAZY)
     begin = library.MindioTtpSetOptimStatusUpdating
     end = library.MindioTtpSetOptimStatusFinished
-    begin.argtypes = end.argtypes = [ctypes.c_int64]
+    begin.argtypes = [ctypes.c_int64]
+    end.argtypes = begin.argtypes
     assert (begin(-1), marks.now) == (0, Mark(0, 1, Phase.UPDATING))
     marks.end_update(1)
     assert marks.now == Mark(1, 1, Phase.COMPUTING)

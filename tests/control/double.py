@@ -58,7 +58,8 @@ class DoubleSubject:
         """Nobody holds anything until it is done."""
         self.broken = False
         self.absent: set[bytes] = set()
-        self.stuck = self.withheld = False
+        self.stuck = False
+        self.withheld = False
         self.when_seen: Callable[[], object] = lambda: None
         self.when_recorded: Callable[[], object] = lambda: None
         self.gone = ""

@@ -209,7 +209,8 @@ class History:
         file = self.nodes.get(path)
         fresh = not isinstance(file, File)
         if not isinstance(file, File):
-            file = self.nodes[path] = File()
+            file = File()
+            self.nodes[path] = file
         changes = fresh or (
             truncate and (file.now() != digest(b"") if file.data is None else bool(file.data))
         )
@@ -235,7 +236,8 @@ class History:
         """A library opened, wrote and closed it."""
         file = self.nodes.get(path)
         if not isinstance(file, File):
-            file = self.nodes[path] = File()
+            file = File()
+            self.nodes[path] = file
         file.data = None
         file.whole = whole
         file.publish()

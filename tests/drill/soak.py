@@ -44,7 +44,9 @@ class Sample:
 
 def sample(stand: server.ServerStand) -> Sample:
     """Now, after a drain."""
-    rss = descriptors = threads = 0
+    rss = 0
+    descriptors = 0
+    threads = 0
     for pid in stand.processes():
         base = Path(f"/proc/{pid}")
         fields = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines())

@@ -128,7 +128,8 @@ def _adopt(history: History, seen: Tree, contents: dict[str, bytes]) -> None:
     for path, data in contents.items():
         file = history.nodes.get(path)
         if not isinstance(file, File):
-            file = history.nodes[path] = File(None, "")
+            file = File(None, "")
+            history.nodes[path] = file
         if file.data is not None:
             file.data = overwritten(b"", 0, data)
         else:

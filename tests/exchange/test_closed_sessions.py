@@ -246,9 +246,8 @@ def test_a_silent_node_is_adopted(watched: Watched) -> None:
 @clause("S613")
 @pytest.mark.parametrize("what", ["it writes its record", "it answers", "it spoke"])
 def test_a_node_that_is_heard_of_is_left_alone(watched: Watched, what: str) -> None:
-    watched.known = watched.watch._silence = Known(
-        silent=what != "it writes its record", replies=what == "it answers"
-    )
+    watched.known = Known(silent=what != "it writes its record", replies=what == "it answers")
+    watched.watch._silence = watched.known
     if what == "it spoke":
         watched.held._sessions["n1", SESSION].heard_at += LEFT_S
     assert watched.look() == ""

@@ -230,7 +230,8 @@ def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(
             await sync(w, directory)
             done.append((w.backing / "safe/f").read_bytes())
 
-        w.lower.create_staging = held = HeldCall(w.lower.create_staging)  # type: ignore[assignment, method-assign]
+        held = HeldCall(w.lower.create_staging)
+        w.lower.create_staging = held  # type: ignore[assignment, method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fsyncdir)
             with trio.fail_after(60):

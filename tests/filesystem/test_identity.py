@@ -403,7 +403,8 @@ def test_a_rename_moves_what_its_name_leads_to_when_it_has_waited(
             if call == "exchange":
                 (w.backing / "target").write_bytes(b"target")
                 await w.do(w.fs.lookup(ROOT, b"target"))
-            w.lower.held = held = HeldCall(w.lower.lstat)
+            held = HeldCall(w.lower.lstat)
+            w.lower.held = held
             flags = RENAME_EXCHANGE if call == "exchange" else 0
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(w.do, w.fs.rename(ROOT, b"a", ROOT, b"target", flags))

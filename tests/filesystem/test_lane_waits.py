@@ -25,7 +25,8 @@ def test_a_writer_looks_again_who_has_the_file_open_when_its_bytes_were_copied_a
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_100.pt", b"x" * 4 * MIB)
-        w.tier.copy = held = HeldCall(w.tier.copy)  # type: ignore[assignment, method-assign]
+        held = HeldCall(w.tier.copy)
+        w.tier.copy = held  # type: ignore[assignment, method-assign]
         call = w.fs.open(ino, os.O_WRONLY, CALLER)
         try:
             copied = w.fs.steps.step(call, None)

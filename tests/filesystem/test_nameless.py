@@ -130,7 +130,8 @@ def test_a_removal_whose_caller_is_killed_removes_nothing(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
             _ino, handle = await cold_and_open(w)
-            w.lower.open_read = held = HeldCall(w.lower.open_read)  # type: ignore[assignment, method-assign]
+            held = HeldCall(w.lower.open_read)
+            w.lower.open_read = held  # type: ignore[assignment, method-assign]
             call = w.fs.unlink(ROOT, b"f")
             opened = w.fs.steps.step(call, None)
             assert await trio.to_thread.run_sync(held.began.wait, 60)
@@ -165,7 +166,8 @@ def test_what_was_stored_from_its_staging_file_is_written_to_without_a_name(
             assert w.inner.table[attributes.ino].body.is_overflowed
             await w.do(w.fs.fsync(opened.handle, datasync=False))
             if late:
-                w.lower.rename = held = HeldCall(w.lower.rename)  # type: ignore[assignment, method-assign]
+                held = HeldCall(w.lower.rename)
+                w.lower.rename = held  # type: ignore[assignment, method-assign]
                 w.engine.hold(False)
                 assert await trio.to_thread.run_sync(held.began.wait, 60)
                 await w.do(w.fs.unlink(ROOT, b"f"))

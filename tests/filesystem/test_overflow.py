@@ -647,7 +647,8 @@ class SeatDouble:
 
     def __init__(self, *, may_be: bool) -> None:
         self.may_be = may_be
-        self.asked = self.gone_on = 0
+        self.asked = 0
+        self.gone_on = 0
 
     def hold(self) -> bool:
         self.asked += 1

@@ -44,7 +44,8 @@ class Random:
 
     async def write(self, name: bytes, size: int) -> None:
         data = self.data(size)
-        ino = self.names[name] = await self.w.write(name, data)
+        ino = await self.w.write(name, data)
+        self.names[name] = ino
         self.files[ino] = bytearray(data)
         self.check()
 

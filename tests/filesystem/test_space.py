@@ -138,7 +138,8 @@ def test_a_storage_that_hangs_is_asked_once_and_what_was_heard_is_told(tmp_path:
 
     async def scenario(w: World) -> None:
         asked = disk(w).asked
-        disk(w).hangs = hangs = threading.Event()
+        hangs = threading.Event()
+        disk(w).hangs = hangs
         disk(w).blocks = 256
         await w.at_rest()
         now[0] += 1800

@@ -57,7 +57,8 @@ class Model:
     def publish(self) -> None:
         if self.is_modified and self.stored is not None:
             self.stored = self.content
-            self.is_modified = self.is_half = False
+            self.is_modified = False
+            self.is_half = False
 
     def change(self, content: bytes) -> None:
         self.content = content

@@ -70,7 +70,8 @@ class Application:
         fd = os.open(self.root / path, flags, 0o644)
         file = self.nodes.get(path)
         if not isinstance(file, File):
-            file = self.nodes[path] = File()
+            file = File()
+            self.nodes[path] = file
         opened = Open(fd, file)
         if truncate:
             opened.wrote = opened.wrote or bool(file.data) or file.closed is None
@@ -183,7 +184,8 @@ def check(
         AssertionError: something was visible that the application never had, or had before what was
             visible already.
     """
-    at = count = 0
+    at = 0
+    count = 0
     for record, tree in replay(list(journal), start):
         seen = _below(tree, below)
         count += 1

@@ -174,7 +174,8 @@ class FaultyOperations(pyfuse3.Operations):
         number = self._number(st)
         node = self._nodes.get(number)
         if node is None:
-            node = self._nodes[number] = Node(fd)
+            node = Node(fd)
+            self._nodes[number] = node
         else:
             os.close(fd)
         node.lookups += 1
@@ -473,7 +474,8 @@ class FaultyOperations(pyfuse3.Operations):
         for name in "bsize frsize blocks bfree bavail files ffree favail namemax".split():
             setattr(answer, "f_" + name, getattr(real, "f_" + name))
         if self.faults.space_left is not None:
-            answer.f_bfree = answer.f_bavail = max(self.faults.space_left, 0) // real.f_frsize
+            answer.f_bfree = max(self.faults.space_left, 0) // real.f_frsize
+            answer.f_bavail = answer.f_bfree
         return answer
 
     def _xattr_node(self, inode: int) -> str:

@@ -461,7 +461,8 @@ class Crew:
                     one.lefts.append((file.content, at))
             await act()
             if may_be_half and not file.is_half:
-                file.is_half = one.was_killed = await self._is_interrupted(file)
+                file.is_half = await self._is_interrupted(file)
+                one.was_killed = file.is_half
         elif may_be_half:
             await self._flush_in_doubt(file, one, act)
         else:
@@ -500,7 +501,8 @@ class Crew:
         if is_last:
             file.told.begin(file.complete(), since=file.place)
         await act()
-        file.is_half = one.was_killed = await self._is_interrupted(file)
+        file.is_half = await self._is_interrupted(file)
+        one.was_killed = file.is_half
         if is_last and file.is_half:
             file.told.never()
         elif is_last:
@@ -678,7 +680,8 @@ class Crew:
         self._note(None, "discard", file.path)
 
         await self._calls.kernel.decide(path, keeps=False)
-        file.is_half = file.is_modified = False
+        file.is_half = False
+        file.is_modified = False
         got = below(
             await self._calls.tree(self.name, attributes=self.has_rights), file.told.directory
         )

@@ -289,10 +289,16 @@ class Life:
         self.closes = Counter[str]()
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
-        self.commits = self.musts = self.tier_changes = self.changes = self.answered = 0
+        self.commits = 0
+        self.musts = 0
+        self.tier_changes = 0
+        self.changes = 0
+        self.answered = 0
         self.owing_commits = 0
-        self._pages_missed = self._handed_on = 0
-        self.is_serving = self._is_buried = False
+        self._pages_missed = 0
+        self._handed_on = 0
+        self.is_serving = False
+        self._is_buried = False
         self.left: Path | None = None
         """Its RAM tier as it was when it died."""
         self.died = trio.Event()

@@ -189,7 +189,10 @@ class Passthrough:
         """How often the machine has ended."""
         self.holds = 0
         """How often writers were held."""
-        self.held_up = self.writes_for_nobody = self.mappings = self.ended_with_mapping = 0
+        self.held_up = 0
+        self.writes_for_nobody = 0
+        self.mappings = 0
+        self.ended_with_mapping = 0
         """Of writes, of mappings, and of open files that were kept for one: how many there were."""
         self.written_bytes = 0
 
@@ -262,7 +265,8 @@ class Passthrough:
         if file is None and not is_served:
             return False
         if file is None:
-            file = self._files[ino] = self._new(opened.backing_fd)
+            file = self._new(opened.backing_fd)
+            self._files[ino] = file
         elif is_served and not self._is_same(file, opened.backing_fd):
             raise Finding("LANE", f"node {ino} is to have another file in the kernel: EIO")
         file.handles.add(opened.handle)

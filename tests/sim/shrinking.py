@@ -89,7 +89,8 @@ def to_words(choices: Choices) -> str:
 
 
 def _ranges(numbers: list[int]) -> Iterator[str]:
-    start = last = numbers[0]
+    start = numbers[0]
+    last = start
     for number in [*numbers[1:], -1]:
         if number != last + 1:
             yield f"{start}" if start == last else f"{start}-{last}"

@@ -425,7 +425,8 @@ class Storage:
             else:
                 directory.children[name] = inode
                 inode.ctime_ns = now
-            directory.mtime_ns = directory.ctime_ns = now
+            directory.mtime_ns = now
+            directory.ctime_ns = now
         self._changes.append(NameChange(list(names), {one for one, _name, _inode in names}))
 
     def _changed(self) -> None:
@@ -754,7 +755,8 @@ class Storage:
 
     def _written(self, inode: Inode) -> None:
         inode.written()
-        inode.mtime_ns = inode.ctime_ns = self._now_ns()
+        inode.mtime_ns = self._now_ns()
+        inode.ctime_ns = inode.mtime_ns
         if self._is_visible(inode):
             self._changed()
 

@@ -102,7 +102,8 @@ class Ship:
 
     def start(self, rank: int) -> None:
         self.pids += 1
-        self.processes[rank] = process = Process(rank, self.pids)
+        process = Process(rank, self.pids)
+        self.processes[rank] = process
         process.say(Hello(rank, self.world, "node0", self.pids, 0, Gate.EXPLICIT, {}))
 
     def do(self, commands: list[Command]) -> None:

@@ -167,7 +167,8 @@ def test_what_the_last_one_may_not_have_heard_is_said_again_to_the_next(make_rig
     rig.start()
     first, second = rig.coordinators
     rig.gets_out(lambda: first.say(Stop((1,)), generation=1))
-    first.generation = second.generation = 1
+    first.generation = 1
+    second.generation = 1
     said = Settled(0)
     rig.member.tell(said)
     assert first.hears(Settled) == said

@@ -155,7 +155,8 @@ class Desk:
 @clause("T16")
 def test_a_death_is_a_dialogue_that_ends_with_a_published_gasp() -> None:
     desk = Desk(job())
-    desk.members[0].phase = desk.members[3].phase = Phase.READY
+    desk.members[0].phase = Phase.READY
+    desk.members[3].phase = Phase.READY
     desk.members[2].done = 6
     desk.begin()
     desk.kill(1)

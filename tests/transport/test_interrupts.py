@@ -44,7 +44,8 @@ class Recorded:
     """A state database that nothing is changed in."""
 
     changes = 0
-    is_abandoned = has_changes = False
+    is_abandoned = False
+    has_changes = False
 
     def commit(self) -> bool:
         return True

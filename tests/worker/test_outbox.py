@@ -87,7 +87,9 @@ def test_a_silence_that_nobody_listened_to_is_none(monkeypatch: pytest.MonkeyPat
         worker = Child(ours)
         limits = Limits()
         now = math.floor(time.monotonic()) + 0.0  # whole seconds, so that sums are exact
-        worker.serving_at = worker.beat_at = worker.step_at = now
+        worker.serving_at = now
+        worker.beat_at = now
+        worker.step_at = now
         monkeypatch.setattr(time, "monotonic", lambda: now)
         attention = Attention()
         now += limits.hang_s + 1.0  # the worker is silent, while its supervisor looks every second

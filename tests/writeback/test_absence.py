@@ -77,7 +77,8 @@ def test_what_is_not_found_but_listed_is_tried_again(
     world.store("d/tracker", b"old")
     run(world.drain)
     change(world)
-    fault = world.lower.fault = Forgetful(7)
+    fault = Forgetful(7)
+    world.lower.fault = fault
     run(world.drain)
     assert fault.denied == 7
     assert world.lower.visible() == world.application_view()
@@ -223,7 +224,8 @@ def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(
         children = world.lower.root.children
         if label == "lstat" and path == (b"tracker",) and b"tracker" in children and not replaced:
             replaced = True
-            theirs = children[b"tracker"] = world.lower._inode(stat.S_IFREG | 0o644)
+            theirs = world.lower._inode(stat.S_IFREG | 0o644)
+            children[b"tracker"] = theirs
             theirs.content[:] = b"300"
 
     world.lower.fault = replace

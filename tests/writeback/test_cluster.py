@@ -318,7 +318,8 @@ class CountedRecords(Records):
 @clause("S438")
 def test_what_a_listing_costs_grows_in_proportion_to_the_members(node: Node) -> None:
     """All applications wait for the lock under which it is looked through."""
-    records = node.cluster._records = CountedRecords()
+    records = CountedRecords()
+    node.cluster._records = records
     compared = []
 
     async def scenario() -> None:
@@ -818,7 +819,8 @@ def test_a_record_is_found_although_the_client_remembers_the_last_one(node: Node
     """Found by a trace over GlusterFS: records were read a second and a half after they were
     written, which pointers waited for.
     """
-    node.records = node.cluster._records = RememberedRecords()
+    node.records = RememberedRecords()
+    node.cluster._records = node.records
 
     async def scenario() -> None:
         node.other(watermark=time.time() - 1000.0)

@@ -197,7 +197,8 @@ def test_a_worker_that_dies_behind_a_content_that_was_put_alone_knows_it_for_its
     world = World(tmp_path, lower)
     world.mkdir("shut")
     run(world.drain)
-    lower.fault = refusing = Refusing()
+    refusing = Refusing()
+    lower.fault = refusing
     make(world, "tmp", b"ours", is_link=is_link)
     world.rename("tmp", "shut/final")
     lower.target = b"tmp"
@@ -259,7 +260,8 @@ def test_the_fence_stops_a_rename_that_is_one_call_with_its_content(
 def test_what_is_refused_at_its_last_name_is_told_by_that(world: World, run: Run) -> None:
     world.mkdir("shut")
     run(world.drain)
-    world.lower.fault = refusing = Refusing()
+    refusing = Refusing()
+    world.lower.fault = refusing
     world.store("tmp", b"ours")
     rename = world.rename("tmp", "shut/final")
     run(world.run_for, 5.0)
@@ -298,7 +300,8 @@ class RefusingWhatIsThere:
 def test_what_is_there_and_was_refused_something_does_not_come_under_the_temporary_name(
     world: World, run: Run, label: str, is_link: bool
 ) -> None:
-    world.lower.fault = refusing = RefusingWhatIsThere(label)
+    refusing = RefusingWhatIsThere(label)
+    world.lower.fault = refusing
     make(world, "tmp", b"ours", is_link=is_link)
     world.rename("tmp", "final")
     run(world.run_for, 5.0)

@@ -87,7 +87,9 @@ def test_with_many_nodes_what_is_waited_for_is_read_each_time_and_all_in_turn(
 ) -> None:
     node = Node(tmp_path, wait_for_peers_s=60.0)
     count = 3 * HEARD_MAX
-    records = node.records = node.cluster._records = Counted()
+    records = Counted()
+    node.records = records
+    node.cluster._records = records
 
     async def scenario() -> None:
         for number in range(count):

@@ -532,7 +532,8 @@ def test_files_that_were_closed_together_are_written_one_after_the_other(
 ) -> None:
     del patient
     world = on_threads
-    gate = world.gate = Gate(world.lower)  # type: ignore[attr-defined]
+    gate = Gate(world.lower)
+    world.gate = gate  # type: ignore[attr-defined]
     gate.held = {0}
     for number in range(4):
         world.store(f"f{number}", tagged(number, 4 * SLICE_MAX_BYTES))
@@ -547,7 +548,8 @@ def test_a_file_that_hangs_stops_none_of_the_others(
 ) -> None:
     monkeypatch.setattr(scheduler_module, "SILENT_S", 0.05)
     world = on_threads
-    gate = world.gate = Gate(world.lower)  # type: ignore[attr-defined]
+    gate = Gate(world.lower)
+    world.gate = gate  # type: ignore[attr-defined]
     gate.held = {0, 1}
     for number in range(6):
         world.store(f"f{number}", tagged(number, 2 * SLICE_MAX_BYTES + number))
@@ -561,7 +563,8 @@ def test_a_file_that_waits_for_its_turn_keeps_none_in_ram_open(
     """Its room would not be free where the spill directory takes it."""
     del patient
     world = on_threads
-    gate = world.gate = Gate(world.lower)  # type: ignore[attr-defined]
+    gate = Gate(world.lower)
+    world.gate = gate  # type: ignore[attr-defined]
     gate.held = {0}
     for number in range(3):
         world.store(f"f{number}", tagged(number, 2 * SLICE_MAX_BYTES))

@@ -228,7 +228,8 @@ def test_an_error_in_the_middle_leaves_the_last_version_whole(
         await log.begin()
         before = log.data
         world.lower.visible_history.clear()
-        fault = world.lower.fault = FailNth(label, 1, number, times=2)
+        fault = FailNth(label, 1, number, times=2)
+        world.lower.fault = fault
         await log.grow()
         assert fault.failed
         assert {state[b"log"] for state in world.lower.visible_history} <= {before, log.data}

@@ -302,7 +302,8 @@ class Body:
         """Only the first bytes stay here: the backing directory has them all."""
         self.rest = BACKING
         self.here = Runs.first(size)
-        self.writing = self.last_writing = Writing.APPENDING
+        self.writing = Writing.APPENDING
+        self.last_writing = Writing.APPENDING
         self._check()
 
     def rehouse(self, tier: TierId) -> None:
@@ -357,7 +358,8 @@ class Body:
 
     def frozen(self) -> None:
         """All of it is in a version now."""
-        self.modified = self.interrupted = False
+        self.modified = False
+        self.interrupted = False
         self.last_writing = self.writing
         self.writing = Writing.APPENDING
 

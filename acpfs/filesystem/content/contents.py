@@ -112,9 +112,12 @@ class Contents:
         `overflow`: where files go that do not fit; `order`: who leaves first.
         """
         self._now = copies.clock.now
-        self._tier = tier = upper.tier
-        self._log = log = upper.log
-        self._table = table = upper.table
+        tier = upper.tier
+        self._tier = tier
+        log = upper.log
+        self._log = log
+        table = upper.table
+        self._table = table
         self._copies = copies
         self._overflow = overflow
         self._versions = versions
@@ -200,7 +203,8 @@ class Contents:
         )
         body.last_writing = node.body.last_writing  # of a version that may be in doubt still
         self._versions.use(tier_id)
-        node.size = node.blocks = 0
+        node.size = 0
+        node.blocks = 0
         self._put(node, body)
         return body
 
@@ -640,7 +644,8 @@ class Contents:
 
     def _mended(self, node: Node, body: Body) -> None:
         if body.failed:
-            body.failed = body.failed_at = 0
+            body.failed = 0
+            body.failed_at = 0
             self._table.changed(node)
 
     async def change(

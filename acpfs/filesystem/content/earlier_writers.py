@@ -187,7 +187,8 @@ class EarlierWriters:
             return False
         done = shared()
         body = Body() if node is None else node.body
-        body.busy = self._leaving[tier_id] = done
+        body.busy = done
+        self._leaving[tier_id] = done
         begun = self._now()
         target = self._tier.create()
         length = None

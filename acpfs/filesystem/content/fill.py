@@ -126,10 +126,8 @@ class Fill:
         """Whether it comes by itself, whatever is asked for."""
         self.asked_bytes = 0
         """How much was asked for so far; every piece counts once."""
-        self._lower = source.lower
-        self._source_fd = source.fd
+        self._source = source
         self._target_fd = target
-        self._direct = source.direct
         self._map = mmap.mmap(target, size)
         self._view = memoryview(self._map)
         self._touching = threading.Lock()
@@ -142,9 +140,12 @@ class Fill:
         self._count = max(1, -(-size // PIECE_BYTES))
         self._state = bytearray(self._count)
         self._being_read: dict[int, Future[None]] = {}
-        self._there = self._hashed = self._next = 0
+        self._there = 0
+        self._hashed = 0
+        self._next = 0
         self._hasher = Checksum()
-        self._hashing = self._ended = False
+        self._hashing = False
+        self._ended = False
         self._readers = 0
         self._users = 1
         self._lock = threading.Lock()
@@ -172,13 +173,13 @@ class Fill:
             self._view.release()
             self._map.close()
             os.close(self._target_fd)
-            self._ahead.close_later(self._source_fd)
+            self._ahead.close_later(self._source.fd)
 
     def source_copy(self) -> int:
         """Another descriptor of the same file of the backing directory, while somebody `use`s this;
         -1: not for others.
         """
-        return -1 if self._direct else os.dup(self._source_fd)
+        return -1 if self._source.direct else os.dup(self._source.fd)
 
     # -- asking
 
@@ -388,7 +389,7 @@ class Fill:
 
     def _look(self) -> None:
         try:
-            self.before = self._lower.stat_fd(self._source_fd)
+            self.before = self._source.lower.stat_fd(self._source.fd)
         except OSError as error:
             self._looked.set_exception(error)
             self._fail(error)
@@ -449,7 +450,7 @@ class Fill:
         self, start: int, end: int, read: Callable[[memoryview, int], int] | None = None
     ) -> None:
         """`read(buffer, offset)`: from elsewhere than the storage."""
-        read = read or partial(self._lower.read, self._source_fd)
+        read = read or partial(self._source.lower.read, self._source.fd)
         whole = end - end % mmap.PAGESIZE
         if start < whole:
             with self._view[start:whole] as run:
@@ -526,8 +527,8 @@ class Fill:
             self._fail(error)
 
     def _finish(self) -> None:
-        self.note = self._lower.noted(self._source_fd)
-        self.after = self._lower.stat_fd(self._source_fd)
+        self.note = self._source.lower.noted(self._source.fd)
+        self.after = self._source.lower.stat_fd(self._source.fd)
         if self.before is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._target_fd, ns=(self.before.atime_ns, self.before.mtime_ns))

@@ -123,7 +123,8 @@ class OutgrownFiles:
         # Who copies the rest of it waits until the thread is back. The hold does not keep him away:
         # it goes on for a moment after the last close, and a piece that goes then, while it is
         # being copied, would be read as a hole.
-        done = body.busy = shared()
+        done = shared()
+        body.busy = done
         if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
             body.move_out(Staging(f"{OVERFLOW_PREFIX}{self._chance.token(8)}"), 0, 0)
@@ -357,7 +358,8 @@ class OutgrownFiles:
         who goes on with it has closed it. Nothing of it is cut off before it is recorded that it is
         shorter: whoever asked for that may be killed, and so may this worker.
         """
-        done = body.busy = shared()
+        done = shared()
+        body.busy = done
         call = self._calls.submit("take up outgrown", self._complete, body, node.size, size)
         try:
             await wait(call)
@@ -481,7 +483,8 @@ class OutgrownFiles:
             if body.busy is not None:  # they may be on their way out, and are a hole a moment later
                 await wait(body.busy)
                 continue
-            done = body.busy = shared()
+            done = shared()
+            body.busy = done
             call = self._calls.submit("check outgrown", self._check_pieces, body, pieces)
             try:
                 await wait(call)
@@ -541,7 +544,8 @@ class OutgrownFiles:
 
     async def _finish_once(self, node: Node, body: Body) -> OSError | None:
         """What the backing directory said, where it has not taken all."""
-        done = body.busy = shared()
+        done = shared()
+        body.busy = done
         try:
             await outlast(
                 self._calls.submit("finish outgrown", self._complete, body, node.size, node.size)

@@ -57,7 +57,8 @@ class DrainOutlook:
         It costs a microsecond for each operation that it goes by, and ends at the first that stops
         the order.
         """
-        size = files = 0
+        size = 0
+        files = 0
         stuck: set[Ino] = set()
         met: Counter[TierId] = Counter()
         for op in self._log.oldest_first():

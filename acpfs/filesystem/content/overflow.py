@@ -211,7 +211,8 @@ class Overflow:
         """The descriptor is the content's, also where all who wait for it are killed meanwhile."""
         opening = self._opening.get(body)
         if opening is None:
-            opening = self._opening[body] = shared()
+            opening = shared()
+            self._opening[body] = opening
             body.in_flight += 1
             call = self._calls.submit("open overflow", self._lower.open_staging, body.staging)
             call.add_done_callback(partial(self._was_opened, body, opening))
@@ -265,7 +266,8 @@ class Overflow:
         await wait(self._earlier.over)
         cut = self._inherited.get(name)
         if cut is None and name in self._inherited:
-            cut = self._inherited[name] = shared()
+            cut = shared()
+            self._inherited[name] = cut
             call = self._calls.submit("cut overflow", self._cut, name, size)
             call.add_done_callback(partial(self._was_cut, name, cut))
         if cut is not None:
@@ -317,7 +319,8 @@ class Overflow:
         with self._changing(name):
             while (other := self._truncating.get(name)) is not None:
                 await wait(other)
-            done = self._truncating[name] = shared()
+            done = shared()
+            self._truncating[name] = done
             try:
                 while name in self._begun:
                     await wait(self._calls.clock.after(LOOK_AGAIN_S))

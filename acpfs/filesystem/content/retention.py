@@ -64,7 +64,8 @@ class Retention:
         self._drop = drop
         self._cut = cut
         self.order = order
-        self._evicted_files = self._evicted_bytes = 0
+        self._evicted_files = 0
+        self._evicted_bytes = 0
         tier.ladder.gives(Rung.CLEAN, partial(self.let_leave, also_retained=True))
 
     def begin(self) -> None:
@@ -172,7 +173,8 @@ class Retention:
 
     def statistics(self) -> RetentionStatistics:
         """What `status`, the metrics and the tests see."""
-        clean_bytes = retained_bytes = 0
+        clean_bytes = 0
+        retained_bytes = 0
         for ino, claim in self.order.claims().items():
             taken = self._tier.allocated_bytes(self._table[ino].body.tier)
             clean_bytes += taken

@@ -98,7 +98,7 @@ class Spilling:
         Looks at all versions that the last worker left, once it has begun.
         """
         self.spill = spill
-        self._tier = tier = upper.tier
+        self._tier = upper.tier
         self._log = upper.log
         self._table = upper.table
         self._contents = contents
@@ -132,11 +132,12 @@ class Spilling:
         self._clock_asked = ""
         """Token of the journal that is to have all before the clock is told."""
         self._awaited: list[AwaitedCopy] = []
-        self.moved_files = self.moved_bytes = 0
+        self.moved_files = 0
+        self.moved_bytes = 0
         """That left RAM so far."""
         versions.watch(self)
         if self._frees_ram:
-            tier.ladder.begins(Rung.SPILL, self._relieve)
+            self._tier.ladder.begins(Rung.SPILL, self._relieve)
         self._owed = self._taken_up()
         """What an earlier place of the copies may have, and the present one lacks."""
 
@@ -165,7 +166,8 @@ class Spilling:
         self._live[version.vid] = version
         _node, body = self._content_on(version)
         if body is None:
-            self._doubled[version.vid] = self._to_share[version.vid] = version
+            self._doubled[version.vid] = version
+            self._to_share[version.vid] = version
         self._queue(version)
         self._look_soon()
 

@@ -156,7 +156,8 @@ class UnseenRoom:
         """Somebody is about to write the file unseen, until `close`; asked twice it is the same."""
         account = self._accounts.get(node.ino)
         if account is None:
-            account = self._accounts[node.ino] = Account(node, node.blocks * BLOCK_BYTES)
+            account = Account(node, node.blocks * BLOCK_BYTES)
+            self._accounts[node.ino] = account
         account.claims[claim] = may_map
         return account
 

@@ -164,7 +164,8 @@ class Launchers:
         if launcher.name not in self._order:
             self._order.append(launcher.name)
         idle = launcher.start is None or all(rank in launcher.ended for rank in _ranks(launcher))
-        self._nodes[launcher.name] = node = _Node(launcher, launcher.start, launcher.port, {}, idle)
+        node = _Node(launcher, launcher.start, launcher.port, {}, idle)
+        self._nodes[launcher.name] = node
         self.attempt = max(self.attempt, launcher.start.attempt if launcher.start else 0)
         self.replaced = max(self.replaced, launcher.replaced)
         self._planned = self._planned or launcher.planned

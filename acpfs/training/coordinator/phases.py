@@ -461,7 +461,8 @@ class Phases:
             return
         found = meeting(layout, parked, self._unable)
         missing = found.missing if isinstance(found, NoCover) else ()
-        self._round.back = back = newest_copy(layout, parked, self._unable) if missing else None
+        back = newest_copy(layout, parked, self._unable) if missing else None
+        self._round.back = back
         if back is not None:
             nobody = frozenset[int]()
             found = Meeting(back.step, frozenset(parked), nobody, nobody, None, frozenset())
@@ -599,7 +600,8 @@ class Phases:
             for rank in (*save.savers, *self._live)
             if nodes[rank] in self._naming and rank not in self._unable
         ]
-        self._round.publisher = publisher = (*choices, *save.savers)[0]
+        publisher = (*choices, *save.savers)[0]
+        self._round.publisher = publisher
         elsewhere = tuple(sorted(self._naming - {nodes[publisher]}))
         self._naming.add(nodes[publisher])
         self._commands.send([publisher], replace(order, elsewhere=elsewhere))

@@ -92,7 +92,8 @@ class Working:
 
 def _threads(pid: int) -> _Threads:
     """What its threads do; one that ended meanwhile does nothing."""
-    stopped = waits = False
+    stopped = False
+    waits = False
     for task in _listed(Path(f"/proc/{pid}/task")):
         with suppress(OSError, IndexError):
             state = (task / "stat").read_bytes().rpartition(b")")[2].split()[0]

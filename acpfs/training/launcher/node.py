@@ -115,7 +115,8 @@ class Node:
         self._start: Start | None = None
         self._replaced = 0
         self._ended: dict[int, int] = {}
-        self._stopping = self._planned = False
+        self._stopping = False
+        self._planned = False
         self._first_failure: tuple[RankProcess, int] | None = None
         self._over: Over | None = None
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -47,10 +47,12 @@ async def _life(options: Options, logs: RankLogs, added: dict[str, str]) -> int:
     beginner: Beginner = Executed(options)
     async with trio.open_nursery() as nursery:
         if options.endpoint:
-            conductor = together = Together(options)
+            together = Together(options)
+            conductor = together
             nursery.start_soon(together.run)
         if options.imports:
-            beginner = forked = Forked(options, added)
+            forked = Forked(options, added)
+            beginner = forked
             await nursery.start(forked.run)
         with contextlib.closing(Listener()) as updates:
             status = await Node(options, conductor, beginner, logs, added, updates).run()

@@ -128,7 +128,8 @@ def run(order: dict[str, Any]) -> None:
     sys.argv = list(program)
     # For good: `runpy.run_path` would take it away behind the last line, and a thread that goes on
     # there could not pickle what it has of the program's own classes.
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     vars(main)["__builtins__"] = builtins
     if order["module"]:
         sys.path.insert(0, str(Path.cwd()))

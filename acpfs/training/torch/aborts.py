@@ -81,7 +81,8 @@ class Aborts:
                 number = 0 if self.device.ends_everything else id(group)
                 abort = self._aborts.get(number)
                 if abort is None:
-                    abort = self._aborts[number] = _Abort(partial(self._end, group))
+                    abort = _Abort(partial(self._end, group))
+                    self._aborts[number] = abort
                     self._kept.append(group)
                     begun += 1
                 if not abort.has_begun:

@@ -226,7 +226,8 @@ class BuddyCopies:
         self._parcels[self._rank, tag] = parcel
         to = (self._rank + self._offset) % self._world
         source = (self._rank - self._offset) % self._world
-        self._exchange = exchange = _Exchange(self._group, to, source, self._is_over)
+        exchange = _Exchange(self._group, to, source, self._is_over)
+        self._exchange = exchange
         exchange.start(tag, parcel)
 
     def vote(self) -> bool:

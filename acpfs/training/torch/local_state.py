@@ -185,7 +185,8 @@ class LocalState:
             )
         names = (*self._layout.parameters[shard], name)
         self._layout = replace(self._layout, parameters={**self._layout.parameters, shard: names})
-        self._parameters[name] = self._trained[id(parameter)] = parameter
+        self._parameters[name] = parameter
+        self._trained[id(parameter)] = parameter
         self._names[id(parameter)] = name
         del self.frozen[name]
 

@@ -234,9 +234,8 @@ def load(
         prefix = f"optim.state.{name}."
         for key, kept in stored.items():
             if key.startswith(prefix) and isinstance(kept, TensorStorageMetadata):
-                states.setdefault(name, {})[key.removeprefix(prefix)] = wanted[key] = _room(
-                    kept, parameters[name]
-                )
+                wanted[key] = _room(kept, parameters[name])
+                states.setdefault(name, {})[key.removeprefix(prefix)] = wanted[key]
     checkpoint.load(wanted, checkpoint_id=path, process_group=group)
     contents = {
         name: {

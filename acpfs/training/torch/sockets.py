@@ -96,7 +96,8 @@ class GroupSockets:
         """
         with self._noting:
             self._noted |= self._opened()
-            self._before = before = {identity for _, identity in _descriptors()}
+            before = {identity for _, identity in _descriptors()}
+            self._before = before
         try:
             yield
         finally:

@@ -124,7 +124,8 @@ class Conflicts:
         """The operation was carried out: what is there now is ours."""
         if st is None:
             return
-        self._seen_in_group[op.ino] = look = (stat.S_IFMT(st.mode), st.size, st.mtime_ns)
+        look = (stat.S_IFMT(st.mode), st.size, st.mtime_ns)
+        self._seen_in_group[op.ino] = look
         if self._until or self._inos:
             self._seen[op.ino] = look
 

@@ -88,7 +88,8 @@ class Flusher:
     async def flush(self, group: GroupOutcome) -> None:
         """Return when everything in the group is on stable storage."""
         with self._parts.lock:
-            tasks = all_tasks = self._tasks(group)
+            tasks = self._tasks(group)
+            all_tasks = tasks
         if group.done:
             for ino in list(islice(self._unreached, _UNREACHED_PER_GROUP)):
                 del self._unreached[ino]

@@ -30,7 +30,8 @@ class Garbage:
         self._lock = threading.Lock()
         self._left: dict[str, None] = {}
         """In the order in which they failed."""
-        self._under_way = self._sweeps = 0
+        self._under_way = 0
+        self._sweeps = 0
         self._sweep_at = math.inf
 
     def remove_nowait(self, name: str) -> None:

@@ -284,7 +284,8 @@ class Recheck:
             if self._is_of_later(op, present):
                 return  # which has come with its own ones
             if stat.S_ISDIR(present.mode):
-                meta.atime_ns = meta.mtime_ns = None
+                meta.atime_ns = None
+                meta.mtime_ns = None
             # Given by an earlier look and flushed since, it is as good as found: else a group with
             # many of them would not end before a look and the flush of all come through at once.
             is_flushed = op.ino in group.given_again and op.ino not in group.unflushed

@@ -77,7 +77,8 @@ class Encoder:
         for sql, values, is_many in statements:
             number = self._numbers.get(sql)
             if number is None:
-                number = self._numbers[sql] = len(self._numbers)
+                number = len(self._numbers)
+                self._numbers[sql] = number
                 payload += _COUNT.pack(number)
                 _put_bytes(payload, sql.encode())
             else:

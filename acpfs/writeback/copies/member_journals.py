@@ -72,7 +72,8 @@ class MemberJournals:
         self._now = runtime.clock.now
         self._lock = threading.Lock()
         self._learning = runtime.threads.lock()
-        self._is_known = self._is_marked = False
+        self._is_known = False
+        self._is_marked = False
         self._counting: HolderSession | None = None
         """Whose copies count, by the mark."""
         self._tokens: set[str] = set()

@@ -460,7 +460,8 @@ class Guard:
         return min([*ends, self._space.due]) if ends else math.inf
 
     def _judge(self, held: Guarded, survey: Survey) -> None:
-        own = held.inventory = survey.own
+        own = survey.own
+        held.inventory = own
         if (
             not own.is_there
         ):  # others have removed it: there is nothing to keep, and nothing to wait for

@@ -95,7 +95,8 @@ class OperationLog:
         """
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
-        self._last_seq = self._last_vid = 0
+        self._last_seq = 0
+        self._last_vid = 0
         self._parked: dict[Seq, Op] = {}
         self._line: OrderedDict[Seq, Op] | None = None
         """All but what is parked or put off; None: to be made anew.
@@ -571,7 +572,8 @@ class OperationLog:
         for seq in sorted(back, reverse=True):
             self._ops[seq] = back[seq]
             self._ops.move_to_end(seq, last=False)
-        self._survivors = self._line = None
+        self._survivors = None
+        self._line = None
 
     def _leave_aside(self, op: Op) -> Op:
         self._aside_of[op.ino] -= 1

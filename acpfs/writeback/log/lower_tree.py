@@ -62,7 +62,8 @@ class LowerTree:
             assert further is not None, place
             del further[place]
         elif further:
-            self._places[ino] = first = next(iter(further))
+            first = next(iter(further))
+            self._places[ino] = first
             del further[first]
         else:
             del self._places[ino]

@@ -35,7 +35,8 @@ class ManifestWriter:
         self._pool = pool
         self._is_idle = is_idle
         self._bell = Bell()
-        self._failed = self._running = False
+        self._failed = False
+        self._running = False
         self._awaited = 0
         self._round = trio.Event()
         """Set after the writing that comes next, and then replaced."""

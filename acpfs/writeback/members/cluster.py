@@ -136,24 +136,22 @@ class Cluster:
 
         `names`: learns what others have pending.
         """
-        gate = drain.gate
-        section = drain.section
-        self._standing = StandingElsewhere(gate, drain.texts)
+        self._standing = StandingElsewhere(drain.gate, drain.texts)
         self._monotonic = runtime.clock.now
         self._chance = runtime.chance.source
         self._records = records
         self._who = who
-        self._gate = gate
+        self._gate = drain.gate
         self._log = drain.log
         self._settings = settings
         self._pool = pool
-        self._section = section
+        self._section = drain.section
         self._wake = drain.wake
         self._coherent = coherent
         self._own = Incarnation(
             who.node,
             drain.state,
-            section,
+            drain.section,
             lambda: self._call("read", records.read, who.node),
             runtime.chance,
         )
@@ -161,22 +159,27 @@ class Cluster:
         self._kept_until = drain.kept_until
         self._names = names or PeerNames(settings, runtime.clock)
         self._pending = drain.pending
-        self._names.known = self._listed = False
-        self._names.others = self._names.anybody = True  # until it is known
+        self._names.known = False
+        self._listed = False
+        self._names.others = True  # until it is known
+        self._names.anybody = True
         self._beat = self._chance.getrandbits(40)
         self._state = NodeState.LIVE
         self._peers: dict[str, Peer] = {}
         self._publishing = trio.Lock()
-        self._writes = self._write_done = 0
+        self._writes = 0
+        self._write_done = 0
         self._pace = Pace(settings.heartbeat_s, runtime)
         self._published_at = 0.0
         self._error = ""
-        self._bell = gate.bell
+        self._bell = drain.gate.bell
         self._far_clocks = FarClocks()
         self._looked = trio.Event()
         self._looks = 0
         self._looks_done = 0
-        self.published = self.pointers_passed = self.pointers_withheld = 0
+        self.published = 0
+        self.pointers_passed = 0
+        self.pointers_withheld = 0
         self.waited_s_max = 0.0
 
     # -- life
@@ -358,7 +361,8 @@ class Cluster:
                 if name not in self._peers:
                     self._peers[name] = Peer(name, now)
                 self._peers[name].listed = True
-            self._gate.has_peers = self._names.anybody = bool(self._peers)
+            self._gate.has_peers = bool(self._peers)
+            self._names.anybody = self._gate.has_peers
             self._listed = True
             self._names.others = self._others_act()
             self._pace.nodes = len(self._peers) + 1

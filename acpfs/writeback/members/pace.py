@@ -52,7 +52,8 @@ class Pace:
         self._chance = runtime.chance.source
         self.nodes = 1
         """With this one."""
-        self._written_at = self._lively_at = -math.inf
+        self._written_at = -math.inf
+        self._lively_at = -math.inf
         self._last_seq = -1
 
     @property

@@ -204,7 +204,8 @@ class Mirror:
             self._is_long = False
             self._pending = []
             self._pending_statements = 0
-            self._synced = self._wanted = self._logged
+            self._synced = self._logged
+            self._wanted = self._logged
             self._changes = self._state.changes
         self._runtime.threads.start("mirror", self._run, token, snapshot)
 

@@ -250,16 +250,19 @@ class Spill:
         self._rules = rules
         self.calls = pools.copies
         self.reads = pools.reads
-        self._now = pools.copies.clock.now
         self.budget_bytes = 0
-        self._ready = self._is_looking = self._is_full = False
+        self._ready = False
+        self._is_looking = False
+        self._is_full = False
         self._closed = rules.closed
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
         self._forgotten: list[VersionId] = []
-        self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = (
-            self._copied_bytes
-        ) = 0
+        self._failures = 0
+        self._failed_in_a_row = 0
+        self._mismatches = 0
+        self._copied_files = 0
+        self._copied_bytes = 0
         self._rest_until = 0.0
         self._last_error = ""
         self._is_telling = False
@@ -397,7 +400,7 @@ class Spill:
         """Whether new copies may be made now; looks again at a disk that failed, when its rest is
         over.
         """
-        is_resting = self._is_looking or self._now() < self._rest_until
+        is_resting = self._is_looking or self.calls.clock.now() < self._rest_until
         if self._closed or is_resting or self.calls.health.is_stuck():
             return False
         if self._ready and not self.directory.is_broken:
@@ -430,7 +433,7 @@ class Spill:
         rest_s = min(
             self._rules.rest_max_s, self._rules.rest_min_s * 2 ** min(self._failed_in_a_row - 1, 10)
         )
-        self._rest_until = self._now() + rest_s
+        self._rest_until = self.calls.clock.now() + rest_s
         is_news = str(error) != self._last_error or self.directory.frees_ram
         self._last_error = str(error)
         if not is_news:
@@ -456,7 +459,8 @@ class Spill:
 
     def begin(self, version: Version, listener: CopyListener) -> None:
         """Copy a version in the background; `takes` has said yes."""
-        making = self.making[version.vid] = Making(version, listener)
+        making = Making(version, listener)
+        self.making[version.vid] = making
         future = self.calls.submit("copy", self._copy, making)
         future.add_done_callback(lambda done: self._made(making, done))
 

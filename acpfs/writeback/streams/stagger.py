@@ -52,12 +52,15 @@ class Stagger:
         self._window_s = 0.0
         self._began: float | None = None
         self._delay_s = 0.0
-        self._logged_bytes = self._staged_bytes = self._bytes_max = 0
+        self._logged_bytes = 0
+        self._staged_bytes = 0
+        self._bytes_max = 0
         self._undelayed: float | None = None
         """Seconds that a save took which was not delayed, if it had as many bytes as the largest
         one.
         """
-        self._best_s = self._best_window_s = math.inf
+        self._best_s = math.inf
+        self._best_window_s = math.inf
         """The shortest that a delayed one took, delay and all, and its window."""
         self._is_settled = False
         self._saves_without = 0

@@ -96,7 +96,8 @@ def run_rank(rank: int, directory: Path) -> None:
     callback = TrainFaultTolerance(str(directory / "saves"))
     device.open_libraries()
     told = InternalCallbackParam()
-    told.network = told.train_network = network
+    told.network = network
+    told.train_network = network
     told.optimizer = optimizer
     told.batch_num = 100
     told.cur_epoch_num = 1

@@ -76,7 +76,8 @@ class Member(Serving):
         """How often its RAM tier was."""
         self.machine = 0
         """How often its programs ended."""
-        self.is_away = self.is_gone = False
+        self.is_away = False
+        self.is_gone = False
         """For now; for good."""
         self.came_s = math.inf
         """When it was first mounted; anew, if it had not served by then, or was forgotten, or

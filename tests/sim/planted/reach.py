@@ -50,7 +50,8 @@ class Watch:
         """A function begins, or goes on; how its lines are watched."""
         lines = self._watched.get(frame.f_code)
         if lines is None:
-            lines = self._watched[frame.f_code] = self._of_code(frame.f_code)
+            lines = self._of_code(frame.f_code)
+            self._watched[frame.f_code] = lines
         return self._stepped if lines else None
 
     def _of_code(self, code: CodeType) -> dict[int, list[str]]:

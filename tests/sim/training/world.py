@@ -100,8 +100,10 @@ class _Coordinator(Coordinator):
         made = _Connected(settings.job, settings.number, self._phases)
         made.oracles = world.oracles
         made.number = settings.number
-        self._connected = self._elections._connected = made
-        self._witness = self._elections._witness = world.witness
+        self._connected = made
+        self._elections._connected = made
+        self._witness = world.witness
+        self._elections._witness = world.witness
         self.address = f"coordinator:{settings.number}"
         self.alive = False
 

@@ -256,7 +256,8 @@ def test_a_copy_stays_until_all_have_the_next() -> None:
     one = Parcel({}, b"one")
     for step, count in ((1, 2), (2, 1)):
         tag = (0, step)
-        copies._parcels[0, tag] = copies._parcels[1, tag] = one
+        copies._parcels[0, tag] = one
+        copies._parcels[1, tag] = one
         copies._last = tag
         copies._exchange = _Exchange(None, 1, 1, bool)
         copies.voted(count)
@@ -271,7 +272,8 @@ def test_a_copy_stays_until_all_have_the_next() -> None:
 def test_what_has_come_whole_counts_when_the_generation_ends() -> None:
     copies = BuddyCopies(0, 1, bool)
     copies.meet(None, 2, 1)
-    copies._exchange = exchange = _Exchange(None, 1, 1, bool)
+    exchange = _Exchange(None, 1, 1, bool)
+    copies._exchange = exchange
     copies.leave()
     assert copies.having == {}
     copies._exchange = exchange
