@@ -459,6 +459,8 @@ class Crew:
                 at = file.told.event()
                 if not one.lefts or one.lefts[-1][0] != file.content:
                     one.lefts.append((file.content, at))
+            if is_gone and file.is_half and not one.was_killed:
+                self._publish_left(file, one)  # the half is that of others
             await act()
             if may_be_half and not file.is_half:
                 file.is_half = await self._is_interrupted(file)
