@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import os
@@ -46,6 +47,8 @@ def simulate() -> None:
     virtual.install()
     logging.disable(logging.CRITICAL)  # the trace says what failed, and that it was meant to
     _stay_on_one_processor()
+    gc.disable()  # `history` collects, after each
+    gc.freeze()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,10 +93,11 @@ def _these(profiles: list[Profile], options: argparse.Namespace) -> list[bool]:
 
 def _stay_on_one_processor() -> None:
     """One thread goes on at a time: handing on to one on another processor takes four times as
-    long.
+    long, and to one that goes on before whoever woke it has let go of the interpreter, twice.
     """
     processors = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def history(choices: Choices) -> Outcome:
@@ -101,7 +105,9 @@ def history(choices: Choices) -> Outcome:
     with tempfile.TemporaryDirectory(dir=_memory(), prefix="acpfs-sim-") as base:
         is_of_members = choices.profile is Profile.MEMBERS
         make = MembersHistory if is_of_members else History
-        return make(choices, Path(base) / "history").run()
+        outcome = make(choices, Path(base) / "history").run()
+    gc.collect()
+    return outcome
 
 
 def _memory() -> str | None:
