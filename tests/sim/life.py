@@ -55,6 +55,7 @@ from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
 from tests.sim.faults import Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
+from tests.sim.rounds import Call
 from tests.sim.scheduler import Alarm, Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
 from tests.sim.spilling import DiskFaults, SpillWorld, salvaged, spill_of
 from tests.sim.storage import Storage, error
@@ -88,7 +89,7 @@ class MortalState(StateDatabase):
     def commit(self) -> bool:
         life = self.life
         if life is None or not self.has_changes:
-            return super().commit()
+            return StateDatabase.commit(self)
         if life.turns.is_over:
             raise Killed
         life.commits += 1
@@ -132,8 +133,9 @@ class MortalTier(Tier):
     def space_left_bytes(self) -> int:
         if self.slack_bytes is None:
             return super().space_left_bytes()
-        there = self._allocated.keys() - self._lost
-        taken = sum(self.stat(tier_id).st_blocks for tier_id in there)
+        taken = 0
+        for tier_id in self._allocated.keys() - self._lost:  # as `stat`; asked at each look
+            taken += os.stat(str(tier_id), dir_fd=self._dir_fd, follow_symlinks=False).st_blocks
         return self.budget_bytes + self.slack_bytes - taken * BLOCK_BYTES
 
     def _truncate(self, tier_id: TierId, size: int) -> None:
@@ -283,7 +285,7 @@ class Life:
         self._passthrough = passthrough
         self._keeps_session = knobs.keeps_session
         self._leaves_writers = knobs.leaves_writers
-        self._look = trio.Event()
+        self._look = Call()
         self._wants_look = False
         self._processes = processes or ProcessTable()
         self.closes = Counter[str]()
@@ -543,16 +545,17 @@ class Life:
             return True
 
     def _step(self) -> bool:
-        if self.turns.count >= self.death.turn:
+        turns = self.turns
+        if turns.count >= self.death.turn:
             self.kill("at a turn")
-        if self.turns.count > TURNS_MAX:
+        if turns.count > TURNS_MAX:
             raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
-        Turns.current = self.turns
-        did = self.turns.turn()
+        Turns.current = turns
+        did = turns.turn()
         self.timers.fire()
         if self._wants_look:
             self._wants_look = False
-            self._look.set()
+            self._look.come()
         return did
 
     # -- as `passthrough` knows it
@@ -575,9 +578,7 @@ class Life:
             with self.fs.lock:
                 wait_s = self.fs.tick()
             passthrough.wake()
-            with trio.move_on_after(wait_s):
-                await self._look.wait()
-            self._look = trio.Event()
+            await self._look.heard(wait_s)
             passthrough.wake()
 
     async def _look_after(self) -> None:

@@ -76,6 +76,8 @@ class Rounds:
         self._failed = failed
         self._idle_rounds = 0
         self._naps: list[tuple[float, int, _Nap]] = []
+        self._looking: list[_Nap] = []
+        """Whose time is over, and who looks before anything goes on."""
         self._numbers = itertools.count()
         self.failure: BaseException | None = None
         """By which turns ended."""
@@ -95,15 +97,22 @@ class Rounds:
 
     def _go_on(self, runner: trio_run.Runner) -> None:
         """Until a task can go on; one turn at least, where there is one."""
+        takes = self._takes
+        next_deadline = runner.deadlines.next_deadline
         self._idle_rounds += 1
         while True:
-            did = self._takes.step()
+            did = takes.step()
             self._hear(runner)
-            is_awaited = did or self._takes.is_anyone_ready()
+            is_awaited = did or takes.is_anyone_ready()
             if is_awaited:
                 self._idle_rounds = 0
-            if _can_go_on(runner) and self._idle_rounds <= ROUNDS_MAX:
-                return
+            others = bool(runner.runq) or next_deadline() <= MACHINE.moment_s
+            if (others or self._looking) and self._idle_rounds <= ROUNDS_MAX:
+                if others or self._has_found():
+                    self._wake_looking()
+                    return
+                self._idle_rounds += 1  # as if there had been a round
+                continue
             if not is_awaited:
                 self._let_time_pass(runner)
 
@@ -119,10 +128,26 @@ class Rounds:
         self._idle_rounds = 0
         self._wake()
 
-    async def nap(self, seconds: float) -> None:
-        """As `trio.sleep`, for a tenth of the price: no scope ends by an exception."""
-        nap = _Nap(trio.lowlevel.current_task())
-        heapq.heappush(self._naps, (MACHINE.moment_s + seconds, next(self._numbers), nap))
+    async def until(self, found: Callable[[], bool], every_s: float) -> None:
+        """Until that is so, when it is asked after each such time.
+
+        A task that is alone then, and asks in vain, costs no round; whoever else has a turn has it
+        as if there had been one.
+        """
+        while not found():
+            await self.nap(every_s, found)
+
+    async def nap(self, seconds: float, found: Callable[[], bool] | None = None) -> None:
+        """As `trio.sleep`, for a tenth of the price: no scope ends by an exception.
+
+        `found`: see `until`.
+        """
+        await self.rest(_Nap(trio.lowlevel.current_task(), seconds, found))
+
+    async def rest(self, nap: _Nap) -> None:
+        """Until its time is over, or it is woken."""
+        if nap.seconds < math.inf:
+            self._put(nap)
 
         def cancelled(_raise: object) -> trio.lowlevel.Abort:
             nap.task = None
@@ -130,11 +155,33 @@ class Rounds:
 
         await trio.lowlevel.wait_task_rescheduled(cancelled)
 
+    def _put(self, nap: _Nap) -> None:
+        heapq.heappush(self._naps, (MACHINE.moment_s + nap.seconds, next(self._numbers), nap))
+
     def _wake(self) -> None:
         while self._naps and self._naps[0][0] <= MACHINE.moment_s:
-            task = heapq.heappop(self._naps)[2].task
-            if task is not None:
-                trio.lowlevel.reschedule(task)
+            nap = heapq.heappop(self._naps)[2]
+            if nap.found is not None:
+                self._looking.append(nap)
+            else:
+                nap.wake()
+
+    def _has_found(self) -> bool:
+        """Whether somebody has who looks, and nobody else can go on; where two look they have their
+        round.
+        """
+        [nap, *more] = self._looking
+        if more or nap.found is None or nap.found():
+            return True
+        self._looking.clear()
+        self._put(nap)
+        return False
+
+    def _wake_looking(self) -> None:
+        if self._looking:
+            for nap in self._looking:
+                nap.wake()
+            self._looking.clear()
 
     def _hear(self, runner: trio_run.Runner) -> None:
         """What `TrioToken.run_sync_soon` was asked for."""
@@ -151,14 +198,53 @@ class Rounds:
 class _Nap:
     """Of a task; None: it was woken otherwise."""
 
-    __slots__ = ("task",)
+    __slots__ = ("found", "seconds", "task")
 
-    def __init__(self, task: trio.lowlevel.Task) -> None:
+    def __init__(
+        self, task: trio.lowlevel.Task, seconds: float, found: Callable[[], bool] | None
+    ) -> None:
         self.task: trio.lowlevel.Task | None = task
+        self.seconds = seconds
+        self.found = found
+
+    def wake(self) -> None:
+        """Once."""
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+            self.task = None
 
 
-def _can_go_on(runner: trio_run.Runner) -> bool:
-    return bool(runner.runq) or runner.deadlines.next_deadline() <= MACHINE.moment_s
+class Call:
+    """Wakes the one task that waits for it, for some time at most: as an event and a scope with a
+    deadline, for a tenth of the price.
+    """
+
+    def __init__(self) -> None:
+        self._nap: _Nap | None = None
+        self._has_come = False
+
+    def come(self) -> None:
+        """Called by trio's thread."""
+        self._has_come = True
+        if self._nap is not None:
+            self._nap.wake()
+
+    async def heard(self, most_s: float) -> None:
+        """Until it has come since the last time; `most_s`: more than 0."""
+        assert Rounds.current is not None
+        if self._has_come:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._nap = _Nap(trio.lowlevel.current_task(), most_s, None)
+            await Rounds.current.rest(self._nap)
+        self._nap = None
+        self._has_come = False
+
+
+async def until(found: Callable[[], bool], every_s: float) -> None:
+    """See `Rounds.until`."""
+    assert Rounds.current is not None
+    await Rounds.current.until(found, every_s)
 
 
 async def sleep(seconds: float) -> None:

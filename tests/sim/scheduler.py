@@ -84,6 +84,8 @@ class _Carrier:
 class _Job:
     """What a thread of a life does."""
 
+    __slots__ = ("carrier", "name", "run")
+
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self.name = name
         self.run = run
@@ -103,7 +105,7 @@ class Turns:
         """`in_order`: first come, first served, for a history that is being made shorter."""
         self.is_over = False
         self.count = 0
-        self._chance = chance
+        self._bits = chance.getrandbits
         self._in_order = in_order
         self._ready: list[_Job] = []
         self._waiting: list[tuple[Callable[[], bool], _Job]] = []
@@ -127,11 +129,18 @@ class Turns:
         """Called by the main thread: let one of the others go on; whether one could."""
         if self._waiting:
             self._look_at_waiting()
-        if not self._ready:
+        ready = self._ready
+        if not ready:
             return False
         self.count += 1
-        at = 0 if self._in_order else self._chance.randrange(len(self._ready))
-        self._resume(self._ready.pop(at))
+        at = 0
+        if not self._in_order:
+            # as `randrange` has it, in each Python there is, for a third of the time
+            bits = len(ready).bit_length()
+            at = self._bits(bits)
+            while at >= len(ready):
+                at = self._bits(bits)
+        self._resume(ready.pop(at))
         return True
 
     def _look_at_waiting(self) -> None:
@@ -490,8 +499,9 @@ class Timers:
 
     def fire(self) -> None:
         """Those that are due."""
-        while self._heap and self._heap[0][0] <= MACHINE.moment_s:
-            action = heapq.heappop(self._heap)[2].action
+        heap = self._heap
+        while heap and heap[0][0] <= MACHINE.moment_s:
+            action = heapq.heappop(heap)[2].action
             if action is not None:
                 action()
 

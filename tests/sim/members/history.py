@@ -113,15 +113,20 @@ class MembersHistory:
     def step(self) -> bool:
         """Of all of them: one may be slower than the others."""
         did = False
-        for life in self._lives():
-            if life.turns.is_over or self._chance.random() < TAKES_TURNS:
+        chance = self._chance.random
+        for one in self.members:
+            life = one.life
+            if life is not None and (life.turns.is_over or chance() < TAKES_TURNS):
                 did = life.step() or did
         return did
 
     def is_anyone_ready(self) -> bool:
         """See `Takes`."""
-        living = [life for life in self._lives() if not life.turns.is_over]
-        return any(life.turns.is_anyone_ready for life in living)
+        for one in self.members:
+            life = one.life
+            if life is not None and not life.turns.is_over and life.turns.is_anyone_ready:
+                return True
+        return False
 
     def next_s(self) -> float:
         """See `Takes`."""
