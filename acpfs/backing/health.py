@@ -7,11 +7,10 @@ flicker. Costs no thread: the state is worked out when someone asks. Thread-safe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -118,6 +117,27 @@ def current_call() -> CallInFlight | None:
     return getattr(_here, "call", None)
 
 
+class CallMade:
+    """See `Health.call`."""
+
+    __slots__ = ("_call", "_health", "_label", "_outer", "_pool")
+
+    def __init__(self, health: Health, pool: str, label: str) -> None:
+        self._health = health
+        self._pool = pool
+        self._label = label
+
+    def __enter__(self) -> CallInFlight:
+        self._outer = current_call()
+        self._call = self._health.begin(self._pool, self._label)
+        _here.call = self._call
+        return self._call
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        _here.call = self._outer
+        self._health.end(self._call, error)
+
+
 class Health:
     """Shared by all pools of one backing directory."""
 
@@ -146,39 +166,36 @@ class Health:
         """
         self._refuses_for_s = max(REFUSES_FOR_S, 2 * delay_s)
 
-    @contextlib.contextmanager
-    def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
+    def call(self, pool: str, label: str) -> CallMade:
         """Around one call, in the thread that makes it."""
-        outer = current_call()
+        return CallMade(self, pool, label)
+
+    def begin(self, pool: str, label: str) -> CallInFlight:
+        """A call begins."""
         with self._lock:
             # in one: who sees no call under way knows that the next one begins later
             call = CallInFlight(self._clock, pool, label)
             self._in_flight.add(call)
-        _here.call = call
-        try:
-            yield call
-        except OSError as error:
-            self._ended(call, error)
-            raise
-        else:
-            self._ended(call, None)
-        finally:
-            _here.call = outer
-            with self._lock:
-                self._in_flight.discard(call)
-            if self._state is not HealthState.OK:
-                self.state()
+        return call
 
-    def _ended(self, call: CallInFlight, error: OSError | None) -> None:
+    def end(self, call: CallInFlight, error: BaseException | None) -> None:
+        """It has returned; what is no error of the system says nothing."""
         with self._lock:
-            if error is None or error.errno not in TROUBLE:
-                self._forget(call.pool)
-                return
-            self._failures += 1
-            self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
-            self._failed_at[call.pool] = self._clock()
-            self._errors.pop(call.pool, None)  # so that it is put in as the latest
-            self._errors[call.pool] = f"{call.label}: {error.strerror or error}"
+            self._in_flight.discard(call)
+            if error is None or isinstance(error, OSError):
+                self._count(call, error)
+        if self._state is not HealthState.OK:
+            self.state()
+
+    def _count(self, call: CallInFlight, error: OSError | None) -> None:
+        if error is None or error.errno not in TROUBLE:
+            self._forget(call.pool)
+            return
+        self._failures += 1
+        self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
+        self._failed_at[call.pool] = self._clock()
+        self._errors.pop(call.pool, None)  # so that it is put in as the latest
+        self._errors[call.pool] = f"{call.label}: {error.strerror or error}"
 
     def _forget(self, pool: str) -> None:
         self._failures_in_a_row.pop(pool, None)

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -146,7 +146,8 @@ class NodeRecord:
         """For the file: JSON, with a checksum of the rest in front, and blanks that make room for
         longer ones.
         """
-        rest = json.dumps(asdict(self), separators=(",", ":")).encode()[1:]
+        told = {name: getattr(self, name) for name in _NAMES}  # `asdict` copies all of it first
+        rest = json.dumps(told, separators=(",", ":")).encode()[1:]
         content = _SUM % xxhash.xxh3_64_hexdigest(rest).encode() + rest
         size = -(-(len(content) + SPARE_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
         return content.ljust(size - 1) + b"\n"
@@ -167,7 +168,7 @@ class NodeRecord:
         found = json.loads(content[:RECORD_BYTES_MAX])
         if not isinstance(found, dict) or not isinstance(found.get("node"), str):
             raise ValueError("not a node record")  # noqa: TRY004 - of content, not of a caller
-        known: dict[str, Any] = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        known: dict[str, Any] = {name: found[name] for name in _NAMES if name in found}
         version = found.get("record_version", 1)
         way_out = "pointers wait until it is updated"
         if why := unknown_version("its record", version, RECORD_VERSION, way_out):
@@ -179,6 +180,9 @@ class NodeRecord:
         known["errors"] = tuple(known.get("errors", ()))
         known["lost"] = tuple(known["lost"]) if known.get("lost") else None
         return cls(**known)
+
+
+_NAMES = tuple(one.name for one in fields(NodeRecord))
 
 
 def _shortest(record: NodeRecord) -> bytes:

@@ -27,7 +27,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import CancelledError, Future
 from enum import Enum
 from pathlib import Path
@@ -157,6 +157,23 @@ def _check_copying(status: int, _remaining: int, _total: int) -> None:
         )
 
 
+class StateStep:
+    """See `StateDatabase.step`. There are thousands a second, and a generator would be half of what
+    the shortest ones cost.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: StateDatabase) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        """Its transaction begins with its first change."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._state.end_step(error)
+
+
 class StateDatabase:
     """Owner of the connection and of the transaction."""
 
@@ -225,6 +242,8 @@ class StateDatabase:
         """
         self._writers: list[tuple[Sized, Callable[[], None]]] = []
         self._beside: list[tuple[Sized, Callable[[], None]]] = []
+        self._at_commit: list[tuple[Sized, Callable[[], None]]] = []
+        """Both of them, in this order."""
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
         self._statements: list[Statement] = []
@@ -363,12 +382,14 @@ class StateDatabase:
         of that, and empties it.
         """
         self._writers.append((changed, write))
+        self._at_commit = [*self._writers, *self._beside]
 
     def beside_commit(self, changed: Sized, write: Callable[[], None]) -> None:
         """The same for what is no part of the state, and goes with it: it makes no step one that
         has changed something.
         """
         self._beside.append((changed, write))
+        self._at_commit = [*self._writers, *self._beside]
 
     def after_commit(self, action: Callable[[], None]) -> None:
         """Have `action` called once, after the next commit: what takes away something that the
@@ -376,20 +397,16 @@ class StateDatabase:
         """
         self._after.append(action)
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """One step under the lock: committed at its end, also where that is an answer; abandoned
-        where it is a bug.
-        """
-        try:
-            yield
-        except BaseException as error:
-            if is_answer(error):
-                self.commit()
-            else:
-                self.abandon(error)
-            raise
-        self.commit()
+    def step(self) -> StateStep:
+        """One step under the lock: see `end_step`."""
+        return StateStep(self)
+
+    def end_step(self, error: BaseException | None) -> None:
+        """It is committed, also where it ends by an answer; abandoned where that is a bug."""
+        if error is None or is_answer(error):
+            self.commit()
+        else:
+            self.abandon(error)
 
     @property
     def has_changes(self) -> bool:
@@ -430,7 +447,7 @@ class StateDatabase:
             raise
 
     def _commit(self) -> bool:
-        for changed, write in (*self._writers, *self._beside):
+        for changed, write in self._at_commit:
             if changed:
                 write()
         has_changes = self._open or self.recording is not Recording.CURRENT

@@ -6,8 +6,6 @@ Owns nothing of it, and knows no rule. The methods take the file system's lock f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -40,16 +38,11 @@ class DrainParts:
     runtime: Runtime
     counters: DrainCounters = field(default_factory=DrainCounters)
 
-    @contextmanager
-    def section(self) -> Iterator[None]:
+    def section(self) -> Section:
         """Under the lock, one transaction; whose wait is over is told afterwards, without the
         lock.
         """
-        with self.lock:
-            with self.state.step():
-                yield
-            deliver = self.log.answer_waiters()
-        deliver()
+        return Section(self)
 
     def path(self, ino: Ino) -> LowerPath | None:
         """Where the committed tree has a node."""
@@ -79,3 +72,26 @@ class DrainParts:
             return self.lower.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+
+class Section:
+    """See `DrainParts.section`."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: DrainParts) -> None:
+        self._parts = parts
+
+    def __enter__(self) -> None:
+        self._parts.lock.acquire()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        parts = self._parts
+        try:
+            parts.state.end_step(error)
+            if error is not None:
+                return
+            deliver = parts.log.answer_waiters()
+        finally:
+            parts.lock.release()
+        deliver()
