@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -270,8 +270,10 @@ def _tell(found: Salvaged, place: Place) -> None:
 # -- beginning and end
 
 
-def journal(spill: Spill | None, lower: Lower, identity: Identity) -> Callable[[Op], None]:
-    """What the engine asks before each operation."""
+def journal(
+    spill: Spill | None, lower: Lower, identity: Identity
+) -> Callable[[Sequence[Op]], None]:
+    """What the engine asks before the operations that it carries out next."""
     if spill is None or spill.mirror is None:
         return NoMirror(lower, identity.node_id).before
     return spill.mirror.before

@@ -11,7 +11,7 @@ handles, and names only through `Listener`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,11 @@ import trio
 
 from acpfs.backing.lower import ASIDE_PREFIX
 from acpfs.checkpoints import Checkpoints
-from acpfs.config import SpillMode
 from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
 from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.commits.commit import Committer, Journaling
+from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.commits.flush import Flusher
 from acpfs.writeback.commits.garbage import Garbage
@@ -83,7 +82,7 @@ class Engine:
         parts: DrainParts,
         manifest: Manifest,
         spill: Spill | None = None,
-        before: Callable[[Op], None] = lambda _op: None,
+        before: Callable[[Sequence[Op]], None] = lambda _ops: None,
         place: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Starts nothing; `run` does.
@@ -130,7 +129,6 @@ class Engine:
         self._conflicts = Conflicts(parts)
         applied = self._streamer.applied
         there = Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as)
-        one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
         placing = Placing(parts)
         self._committer = Committer(
             parts,
@@ -140,7 +138,7 @@ class Engine:
             self._conflicts,
             self._spares,
             there,
-            Journaling(before, one_by_one),
+            before,
         )
         self._flusher = Flusher(
             parts, self._retry, Recheck(parts, self._committer, placing, there).look

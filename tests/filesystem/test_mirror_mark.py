@@ -119,6 +119,34 @@ def mirror_over(tmp_path: Path, place: Callable[[SpillDirectory], DiskPlace]) ->
         mirror.close(nothing_left=False)
 
 
+@pytest.mark.clause("S225")
+def test_of_a_run_none_is_forgotten_when_the_journal_is_waited_for(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows of none that it was carried out: what comes over the first is known to be so."""
+    marked(made)
+    syncs: list[str] = []
+    sync = made.mirror._sync
+
+    def synced_one(token: str) -> bool:
+        syncs.append(token)
+        is_known = sync(token)
+        with made.lock:  # asked for by itself, the second would be waited for once more
+            made.log.save(run[1])
+            made.state.commit()
+        return is_known
+
+    monkeypatch.setattr(made.mirror, "_sync", synced_one)
+    run = [stored(made, 1), stored(made, 2)]
+    made.mirror.before(run)
+    assert len(syncs) == 1
+    with made.lock:
+        over = made.log.append(OpKind.STORE, Ino(9), parent=ROOT, name=run[0].name)
+    made.mirror._known_changes = made.mirror._changes
+    made.mirror.before([over])
+    assert len(syncs) == 2
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     waited = threading.Event()
     for _ in range(int(WAIT_S / 0.01)):
@@ -216,7 +244,7 @@ def test_a_journal_at_a_holder_that_fails_leaves_the_mark_to_the_next_one(
     """What counts as copied counts on. Not where nobody is to wait, as with a disk."""
     made.mirror._patience = replace(made.mirror._patience, waits_for_next=waits)
     first = marked(made)
-    made.mirror.before(stored(made, 1))
+    made.mirror.before([stored(made, 1)])
     is_waited_for = threading.Event()
     sync = made.mirror._sync
 
@@ -231,7 +259,7 @@ def test_a_journal_at_a_holder_that_fails_leaves_the_mark_to_the_next_one(
 
     monkeypatch.setattr(made.mirror, "_sync", synced)
     monkeypatch.setattr(DiskJournal, "append", fail)
-    ahead = threading.Thread(target=made.mirror.before, args=(stored(made, 2),))
+    ahead = threading.Thread(target=made.mirror.before, args=([stored(made, 2)],))
     ahead.start()
     wait_until(lambda: made.mirror.statistics().state == "off")
     if not waits:
@@ -251,7 +279,7 @@ def test_journals_that_fail_one_after_the_other_have_the_time_of_one(
     """A holder that takes each new journal's word, and then refuses it."""
     made.mirror._patience = replace(made.mirror._patience, waits_for_next=True)
     marked(made)
-    made.mirror.before(stored(made, 1))
+    made.mirror.before([stored(made, 1)])
     times = [0.0]
     monkeypatch.setattr(made.mirror._outage, "_now", lambda: times[0])
 
@@ -264,7 +292,7 @@ def test_journals_that_fail_one_after_the_other_have_the_time_of_one(
         with made.lock:
             made.mirror.begin()
         wait_until(lambda: made.mirror.statistics().why == "no room")
-    made.mirror.before(stored(made, 2))  # and waits no longer
+    made.mirror.before([stored(made, 2)])  # and waits no longer
     assert made.mark() == ""
 
 
@@ -297,7 +325,7 @@ def test_a_journal_that_fails_before_it_is_marked_gives_up_no_copy_beside_the_on
     been told is needed still, and goes on with a journal on the storage.
     """
     first = marked(holder)
-    holder.mirror.before(stored(holder, 1))
+    holder.mirror.before([stored(holder, 1)])
     with holder.lock:
         holder.mirror.look()  # what was needed at the mount's beginning is not needed any more
 
@@ -310,7 +338,7 @@ def test_a_journal_that_fails_before_it_is_marked_gives_up_no_copy_beside_the_on
     with holder.lock:
         holder.mirror.begin()
     wait_until(lambda: holder.mirror.statistics().why == "the connection was lost")
-    ahead = threading.Thread(target=holder.mirror.before, args=(stored(holder, 2),))
+    ahead = threading.Thread(target=holder.mirror.before, args=([stored(holder, 2)],))
     ahead.start()
     look_until_done(holder, ahead)
     assert holder.mark() not in ("", first)
@@ -325,7 +353,7 @@ def test_a_storage_that_is_slow_is_no_reason_to_give_up_what_was_copied(
 ) -> None:
     """The drain waits on it anyway; but not for ever for a journal alone."""
     marked(holder)
-    holder.mirror.before(stored(holder, 1))
+    holder.mirror.before([stored(holder, 1)])
     is_waited_for = threading.Event()
     is_over = threading.Event()
     wait = holder.mirror._wait
@@ -348,7 +376,7 @@ def test_a_storage_that_is_slow_is_no_reason_to_give_up_what_was_copied(
         holder.mirror._patience, elsewhere_wait_s=WAIT_S if answers else HOLDER_WAIT_S
     )
     holder.mirror.broken()
-    ahead = threading.Thread(target=holder.mirror.before, args=(stored(holder, 2),))
+    ahead = threading.Thread(target=holder.mirror.before, args=([stored(holder, 2)],))
     ahead.start()
     look_until_done(holder, ahead)
     is_over.set()
@@ -409,7 +437,7 @@ def test_who_waits_for_a_journal_does_not_go_on_because_of_the_next_one(
 
     monkeypatch.setattr(made.mirror, "_seed", seed_later)
     op = stored(made, 1)
-    ahead = threading.Thread(target=made.mirror.before, args=(op,))
+    ahead = threading.Thread(target=made.mirror.before, args=([op],))
     ahead.start()
     assert waiting.wait(WAIT_S)
     fail_and_begin_anew(made)
@@ -440,7 +468,7 @@ def test_a_journal_that_failed_is_not_marked_because_the_next_one_is_seeded(
     with made.lock:
         made.mirror.begin()
     op = stored(made, 1)
-    ahead = threading.Thread(target=made.mirror.before, args=(op,))
+    ahead = threading.Thread(target=made.mirror.before, args=([op],))
     ahead.start()
     assert waiting.wait(WAIT_S)
     fail_and_begin_anew(made)
@@ -461,8 +489,8 @@ def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(
     first = stored(made, 2)
     op = stored(made, 3)
     marked(made)
-    made.mirror.before(first)  # waits, as whatever comes first
-    made.mirror.before(stored(made, 4))
+    made.mirror.before([first])  # waits, as whatever comes first
+    made.mirror.before([stored(made, 4)])
     disk = Hanging(monkeypatch, made.mirror)
     # not before: what is waited for above comes in its time
     made.mirror._outage.wait_s = 0.1
@@ -477,6 +505,6 @@ def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(
         made.state.commit()
     if change == "another":
         stored(made, 5)
-    made.mirror.before(op)
+    made.mirror.before([op])
     disk.go_on.set()
     assert bool(made.mark()) == (change in ("nothing", "another"))

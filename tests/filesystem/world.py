@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -269,7 +269,7 @@ def _spill(
     )
 
 
-def _journal(spill: Spill | None, lower: BackingDirectory) -> Callable[[Op], None]:
+def _journal(spill: Spill | None, lower: BackingDirectory) -> Callable[[Sequence[Op]], None]:
     return (
         NoMirror(lower, "test").before
         if spill is None or spill.mirror is None

@@ -431,7 +431,7 @@ class Life:
         self._pages_missed += is_full
         return is_full
 
-    def _before(self) -> Callable[[Op], None]:
+    def _before(self) -> Callable[[Sequence[Op]], None]:
         """What the engine asks ahead of each operation."""
         spill = self.inner.spill
         if spill is None or spill.mirror is None:

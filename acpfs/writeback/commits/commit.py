@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from acpfs.backing import posix_acl
@@ -48,16 +47,6 @@ NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Journaling:
-    """What the mirror's journal asks of commits."""
-
-    before: Callable[[Op], None]
-    """Called ahead of each operation that is carried out (`Mirror.before`)."""
-    one_by_one: bool
-    """Each is recorded before it is called for the next."""
-
-
 class Committer:
     """Carries operations out; called in the commit thread."""
 
@@ -70,14 +59,15 @@ class Committer:
         conflicts: Conflicts,
         spares: Spares,
         there: Whereabouts,
-        journaling: Journaling,
+        before: Callable[[Sequence[Op]], None],
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of
-        use.
+        use; `before`: called ahead of the operations that are carried out next, one or a run
+        (`Mirror.before`).
         """
         self._parts = parts
         self._placing = placing
-        self._before = journaling.before
+        self._before = before
         self._manifest = manifest
         self._lower = parts.lower
         self._tree = parts.tree
@@ -108,7 +98,6 @@ class Committer:
         self._moved = MovedContents(
             parts, placing, conflicts, self._stores, self._complete_attributes
         )
-        self._one_by_one = journaling.one_by_one
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make_entry,
@@ -214,7 +203,7 @@ class Committer:
             self._listings.forget()
         if (pair := self._pair(group[at : at + 2])) is not None:
             return self._next_pair(pair, outcome)
-        if not self._one_by_one and group[at].kind is OpKind.STORE:
+        if group[at].kind is OpKind.STORE:
             run = self._stores.carry_out(self._up_to_a_pair(group, at), self._before)
             outcome.failed = run.failed
             outcome.error = run.error
@@ -332,8 +321,7 @@ class Committer:
             return True
 
     def _attempt_both(self, pair: Moved) -> LowerStat | None:
-        self._before(pair.content)
-        self._before(pair.move)
+        self._before([pair.content, pair.move])
         with self._moving():
             st = self._moved.put(pair, self._has_changed, doubtful=self._doubtful)
         with self._settling(pair.move, moves=True):
@@ -367,7 +355,7 @@ class Committer:
         return self._shut.carry_out(action, lambda: self._directories(op))
 
     def _attempt(self, op: Op) -> LowerStat | None:
-        self._before(op)
+        self._before([op])
         conflicts = self._conflicts.total
         if self._conflicts.concerns(op) and not self._conflicts.admit(op):
             self._leave(op)
@@ -375,7 +363,7 @@ class Committer:
         if self._conflicts.total > conflicts:
             # its place is beside now: a journal without that would have it stored beside that once
             # more
-            self._before(op)
+            self._before([op])
         st = self._kinds[op.kind](op)
         self._conflicts.noted(op, st)
         return st
@@ -786,7 +774,7 @@ class Committer:
                 self._state.must_commit()
             # it is another operation now: without the numbers it would be carried out twice, which
             # undoes it
-            self._before(op)
+            self._before([op])
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
             now_a = self._parts.look(a)

@@ -17,7 +17,7 @@ thread.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
@@ -81,7 +81,7 @@ class StoreRuns:
         self._parts = parts
         self._is_stopped = is_stopped
 
-    def carry_out(self, ops: list[Op], before: Callable[[Op], None]) -> GroupOutcome:
+    def carry_out(self, ops: list[Op], before: Callable[[Sequence[Op]], None]) -> GroupOutcome:
         """Those at the front that are plain, as far as all goes well.
 
         None were done: the first one is to be carried out alone.
@@ -98,7 +98,7 @@ class StoreRuns:
     # -- beginning
 
     def _begin(
-        self, ops: list[Op], run: GroupOutcome, before: Callable[[Op], None]
+        self, ops: list[Op], run: GroupOutcome, before: Callable[[Sequence[Op]], None]
     ) -> list[_Store]:
         with self._lock:
             stores = self._plain(ops)
@@ -111,11 +111,10 @@ class StoreRuns:
                 self._state.must_commit()
             except OSError as error:
                 return self._given_up(stores, stores[0], error, run)
-        for store in stores:
-            try:
-                before(store.op)
-            except OSError as error:
-                return self._given_up(stores, store, error, run)
+        try:
+            before([store.op for store in stores])
+        except OSError as error:
+            return self._given_up(stores, stores[0], error, run)
         return stores
 
     def _given_up(

@@ -45,6 +45,8 @@ LEFT_ALONE_S = 30.0
 """A holder that failed or refused is asked again after so long, or when there is no other."""
 NAMES_PER_WORD = 200
 """In one message."""
+GATHER_S = 0.02
+"""So long the removal of files gathers their names: a word takes longer than a name."""
 MIRROR_TOKENS = 64
 """Sessions of journals that are remembered, for the mark."""
 
@@ -142,7 +144,7 @@ class MemberPlace:
         self._of_journal: dict[str, HolderSession] = {}
         """Token → where it is; the newest ones."""
         self._to_remove: list[str] = []
-        self._removing = runtime.threads.lock()
+        self._is_removing = False
         self.sessions = 0
         """That were begun."""
         self.begins = 0
@@ -380,15 +382,26 @@ class MemberPlace:
         self._say({"what": "whole", "name": name, "size": size})
 
     def remove(self, name: str) -> None:
-        """See `copy_place.CopyPlace`; a file of a session that is over went with it."""
+        """See `copy_place.CopyPlace`; a file of a session that is over went with it, and one that
+        is named while others are removed goes with those, a moment later.
+        """
         with self._lock:
             self._to_remove.append(name)
-        with self._removing, suppress(OSError):
-            with self._lock:
-                names = self._to_remove[:NAMES_PER_WORD]
-                del self._to_remove[:NAMES_PER_WORD]
-            if names:  # somebody else has taken it along
+            if self._is_removing:
+                return
+            self._is_removing = True
+        self._threads.event().wait(GATHER_S)
+        while names := self._next_to_remove():
+            with suppress(OSError):
                 self._say({"what": "remove", "names": names})
+
+    def _next_to_remove(self) -> list[str]:
+        """Names for one word; after the last ones somebody else gathers."""
+        with self._lock:
+            names = self._to_remove[:NAMES_PER_WORD]
+            del self._to_remove[:NAMES_PER_WORD]
+            self._is_removing = bool(names)
+            return names
 
     def tell_clock(self, clock: float) -> None:
         """All that was closed here before then is there."""
@@ -506,7 +519,8 @@ class MemberCopy:
     def clear(self) -> None:
         """See `copy_place.CopyFile`."""
         self._end = 0
-        self._place.remove(self._name)
+        # not by its removal, which may come when there is something new
+        self._place.whole(self._session, self._name, 0)
 
     def finish(self, size: int) -> None:
         """See `copy_place.CopyFile`."""

@@ -19,7 +19,7 @@ import contextlib
 import enum
 import errno
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from acpfs.backing.lower import Lower
@@ -31,16 +31,11 @@ from acpfs.writeback.copies.counting_mark import CountingMark
 from acpfs.writeback.copies.journal_marks import mark_path, withdraw
 from acpfs.writeback.copies.journal_place import Journal, JournalPlace, JournalSite
 from acpfs.writeback.copies.outage import Outage
+from acpfs.writeback.copies.pending import PendingTransactions
 from acpfs.writeback.copies.unknown_ops import UnknownOps
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind
 
-LAZY_STATEMENTS = 20_000
-"""A journal that is appended to when somebody waits for it is not behind by more than about so
-many.
-"""
-PENDING_STATEMENTS_MAX = 500_000
-"""About 200 MB: a disk that is so far behind is not going to catch up."""
 REPEATABLE = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 """Operations that can be carried out again in a row, as long as no two of them have to do with the
 same name or node.
@@ -69,6 +64,8 @@ class Patience:
     """The same as `wait_s` for a journal on the storage, on which the drain waits anyway: one that
     is slow alone is no reason to give up what was told to be copied.
     """
+    gather_s: float = 0.0
+    """See `copies.pending`."""
 
 
 DISK_PATIENCE = Patience(
@@ -87,6 +84,7 @@ HOLDER_PATIENCE = Patience(
     # stop may be under way yet then
     repeatable=frozenset({OpKind.STORE}),
     waits_for_next=True,
+    gather_s=0.02,  # a word to the holder takes four processes about a millisecond of processor
 )
 
 
@@ -123,7 +121,7 @@ class NoMirror:
         self._path = mark_path(node_id)
         self._done = False
 
-    def before(self, _op: Op) -> None:
+    def before(self, _ops: Sequence[Op]) -> None:
         if not self._done:
             withdraw(self._lower, self._path)
             self._done = True
@@ -171,8 +169,7 @@ class Mirror:
         """Whether one of them is not persisted, when it was last looked."""
         self._wanted = 0
         """So many transactions somebody waits for."""
-        self._pending: list[list[Statement]] = []
-        self._pending_statements = 0
+        self._pending = PendingTransactions(runtime.clock.now, patience.gather_s)
         self._logged = 0
         """Transactions that were made."""
         self._synced = 0
@@ -202,8 +199,7 @@ class Mirror:
             self._why = ""
             self._changed.notify_all()
             self._is_long = False
-            self._pending = []
-            self._pending_statements = 0
+            self._pending.take()
             self._synced = self._logged
             self._wanted = self._logged
             self._changes = self._state.changes
@@ -262,11 +258,12 @@ class Mirror:
                 return
             self._logged += 1
             self._changes = self._state.changes
-            self._pending.append(statements)
-            self._pending_statements += len(statements)
-            if self._pending_statements > PENDING_STATEMENTS_MAX:
+            self._pending.add(statements)
+            if self._pending.are_too_many:
                 self._fail_locked(self._token, f"the {self._patience.what} is too slow")
-            self._changed.notify_all()
+            # a journal that gathers knows of the first one, and need not wake for each
+            if len(self._pending) <= 1 or self._is_wanted():
+                self._changed.notify_all()
 
     def _run(self, token: str, snapshot: sqlite3.Connection) -> None:
         try:
@@ -300,25 +297,21 @@ class Mirror:
 
     def _next(self, token: str, *, is_lazy: bool) -> list[list[Statement]] | None:
         with self._changed:
-            while (
-                not (self._pending and (not is_lazy or self._is_wanted()))
-                and not self._is_closing
-                and self._is_written(token)
-            ):
-                self._changed.wait()
+            while not self._is_closing and self._is_written(token):
+                rest_s = self._pending.gathers_s(is_lazy=is_lazy)
+                if self._pending and (rest_s == 0.0 or self._is_wanted()):
+                    break
+                self._changed.wait(rest_s)
             if not self._is_written(token) or (self._is_closing and not self._pending):
                 return None
-            batch = self._pending
-            self._pending = []
-            self._pending_statements = 0
-            return batch
+            return self._pending.take()
 
     def _is_written(self, token: str) -> bool:
         """Whether the journal of that token is the one that is written now."""
         return token == self._token and self._stage is not JournalStage.OFF
 
     def _is_wanted(self) -> bool:
-        return self._wanted > self._synced or self._pending_statements > LAZY_STATEMENTS
+        return self._wanted > self._synced or self._pending.are_many
 
     @staticmethod
     def _apply(journal: Journal, batch: list[list[Statement]]) -> None:
@@ -329,6 +322,7 @@ class Mirror:
             if token != self._token:
                 return
             self._synced += count
+            self._pending.appended()
             self._is_long = is_long
             self._changed.notify_all()
         self._run_after()
@@ -345,8 +339,7 @@ class Mirror:
             self._needed_until = self._operations.last_seq
             self._is_needed = True
         self._outage.failed(waited_s)
-        self._pending = []
-        self._pending_statements = 0
+        self._pending.take()
         log.warning(self._patience.complaint, error=why)
         self._changed.notify_all()
 
@@ -372,6 +365,8 @@ class Mirror:
         """
         with self._changed:
             self._current.append((self._logged, self._token, action))
+            self._wanted = self._logged
+            self._changed.notify_all()
         self._run_current()
 
     def _run_current(self) -> None:
@@ -403,18 +398,18 @@ class Mirror:
 
     # -- ahead of operations
 
-    def before(self, op: Op) -> None:
-        """Wait until the journal knows what it has to before the operation is carried out; in the
-        commit thread.
+    def before(self, ops: Sequence[Op]) -> None:
+        """Wait until the journal knows what it has to before the operations are carried out, in a
+        row; no two of them have to do with the same name or node. In the commit thread.
 
         Raises:
-            OSError: the backing directory's, when the mark has to be changed: the operation must
+            OSError: the backing directory's, when the mark has to be changed: the operations must
                 not be carried out.
         """
         with self._marking:
-            self._ahead_of(op)
+            self._ahead_of(ops)
 
-    def _ahead_of(self, op: Op) -> None:
+    def _ahead_of(self, ops: Sequence[Op]) -> None:
         self._mark.learn()
         if self._after and not self._mark.may_name_one:
             self._run_after()  # what waits until none counts: it is known only now
@@ -430,21 +425,24 @@ class Mirror:
             if not is_off and self._wait(token, self._knows_all()):
                 self._set_mark(token)
             else:
-                self._does_without(op)
+                self._does_without(ops)
                 return
-        elif self._must_know(op) and not self._sync(token):
-            self._does_without(op)
+        elif any(map(self._must_know, ops)) and not self._sync(token):
+            self._does_without(ops)
             return
-        self._unknown.add(op)
+        # all of them behind that: to sync for a later one would forget those before it, which are
+        # not carried out yet
+        for op in ops:
+            self._unknown.add(op)
 
-    def _does_without(self, op: Op) -> None:
+    def _does_without(self, ops: Sequence[Op]) -> None:
         """The journal failed while it was waited for: the next one has the rest of the time. Then
         one elsewhere has its time, where what counts is needed.
         """
         with self._changed:
             is_next_in_time = self._patience.waits_for_next and self._outage.left_s > 0
         if self._mark.may_name_one and (is_next_in_time or self._goes_elsewhere()):
-            self._ahead_of(op)
+            self._ahead_of(ops)
         else:
             self._remove_mark()
 
