@@ -119,7 +119,7 @@ BUGS = [
         "truncate-length",
         "a cut file keeps its length in the state",
         "filesystem/content/contents.py",
-        ("        node.size = node.blocks = 0\n        self._put(node, body)"),
+        ("        node.size = 0\n        node.blocks = 0\n        self._put(node, body)"),
         ("        node.blocks = 0\n        self._put(node, body)"),
     ),
     Bug(

@@ -19,7 +19,7 @@ LANE_BUGS = [
         "piece-beside-the-rest",
         "the rest of a file follows while a piece of it is on its way",
         OUTGROWN,
-        "        done = body.busy = shared()\n        if not body.is_outgrown:",
+        "        done = shared()\n        body.busy = done\n        if not body.is_outgrown:",
         "        done = shared()\n        if not body.is_outgrown:",
         ONLY_LANE,
         also=(("        assert body.busy is not None, body.staging\n", ""),),

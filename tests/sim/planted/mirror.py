@@ -12,7 +12,7 @@ MIRROR_BUGS = [
         "journal-not-waited-for",
         "an operation is carried out before the journal knows what it has to",
         MIRROR,
-        "        elif self._must_know(op) and not self._sync(token):\n",
+        "        elif any(map(self._must_know, ops)) and not self._sync(token):\n",
         "        elif False:\n",
         ONLY_MIRROR,
     ),
