@@ -94,6 +94,7 @@ _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_PATTERNS = 256
+_REMEMBERED_LISTS = 8
 """Recognising takes up to 20 us, and is asked for several times in a file's life."""
 
 
@@ -152,10 +153,7 @@ class Checkpoints:
 
     def __init__(self, patterns: Iterable[str] = DEFAULT_PATTERNS) -> None:
         """Raises `ConfigError` for a pattern that makes no sense."""
-        shapes = [_shape(pattern) for pattern in patterns]
-        self._strong = _Shapes([shape for shape in shapes if not shape.bare])
-        self._bare = _Shapes([shape for shape in shapes if shape.bare])
-        self._last = _any_of(shape.last for shape in shapes)
+        self._strong, self._bare, self._last = _understood(tuple(patterns))
         self._above = lru_cache(_REMEMBERED_PATHS)(self._directory)
         self._number_above = lru_cache(_REMEMBERED_PATHS)(self._bare_directory)
         self._remembered = lru_cache(_REMEMBERED_PATHS)(self._of)
@@ -250,6 +248,17 @@ class _Shapes:
             if match is not None:
                 return _checkpoint(b"/".join(components[:start]), match)
         return None
+
+
+@lru_cache(_REMEMBERED_LISTS)
+def _understood(patterns: tuple[str, ...]) -> tuple[_Shapes, _Shapes, re.Pattern[bytes]]:
+    """The strong ones, the bare ones, and what ends any of them: a daemon asks for the same ones
+    four times as it starts, and each is a millisecond.
+    """
+    shapes = [_shape(pattern) for pattern in patterns]
+    strong = _Shapes([shape for shape in shapes if not shape.bare])
+    bare = _Shapes([shape for shape in shapes if shape.bare])
+    return strong, bare, _any_of(shape.last for shape in shapes)
 
 
 def _any_of(patterns: Iterable[re.Pattern[bytes]]) -> re.Pattern[bytes]:

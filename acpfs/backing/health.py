@@ -129,9 +129,9 @@ class CallMade:
 
     def __enter__(self) -> CallInFlight:
         self._outer = current_call()
-        self._call = self._health.begin(self._pool, self._label)
-        _here.call = self._call
-        return self._call
+        call = self._health.begin(self._pool, self._label)
+        self._call = _here.call = call
+        return call
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         _here.call = self._outer
@@ -182,13 +182,16 @@ class Health:
         """It has returned; what is no error of the system says nothing."""
         with self._lock:
             self._in_flight.discard(call)
-            if error is None or isinstance(error, OSError):
+            if error is None:
+                if call.pool in self._failures_in_a_row:
+                    self._forget(call.pool)
+            elif isinstance(error, OSError):
                 self._count(call, error)
         if self._state is not HealthState.OK:
             self.state()
 
-    def _count(self, call: CallInFlight, error: OSError | None) -> None:
-        if error is None or error.errno not in TROUBLE:
+    def _count(self, call: CallInFlight, error: OSError) -> None:
+        if error.errno not in TROUBLE:
             self._forget(call.pool)
             return
         self._failures += 1

@@ -96,6 +96,8 @@ class Payers:
 
     def look(self) -> None:
         """Every second: let clean files of groups that are short of room leave."""
+        if not self._paid:
+            return
         for tier_id in [
             tier_id
             for tier_id, (ino, _groups) in self._paid.items()

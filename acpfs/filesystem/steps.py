@@ -132,7 +132,7 @@ class Steps:
                 try:
                     request = call.send(value) if error is None else call.throw(error)
                 except BaseException as outcome:
-                    if self._is_bug(outcome):
+                    if not isinstance(outcome, StopIteration) and self._is_bug(outcome):
                         raise
                     if self._state.commit() or self._state.changes == changes:
                         raise
@@ -157,7 +157,7 @@ class Steps:
 
         One that has changed nothing is just an answer, EIO.
         """
-        if isinstance(outcome, StopIteration) or is_answer(outcome):
+        if is_answer(outcome):
             return False
         if self._state.has_changes:
             self._state.abandon(outcome)

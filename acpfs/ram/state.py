@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -60,6 +61,7 @@ them.
 """
 INTEGER_MAX = (1 << 63) - 1
 """Largest number that SQLite takes."""
+_CREATED = re.compile(r"\s*CREATE TABLE IF NOT EXISTS (\w+)")
 _SQLITE_OK = 0
 _SQLITE_DONE = 101
 
@@ -234,6 +236,8 @@ class StateDatabase:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=OFF")
         self._open = False
+        self._tables: set[str] | None = None
+        """Those that there are; None: not asked for."""
         self._version = STATE_VERSION
         """Of the format, as it is written."""
         self._is_trial = False
@@ -319,13 +323,36 @@ class StateDatabase:
                 self._version = version
 
     def create(self, ddl: str) -> None:
-        """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer.
+        """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer, in one transaction; none where
+        its tables are there, as SQLite would have to read each statement to find that out.
 
         Ends the transaction: an earlier layer may have changed rows as it read them.
         """
         self._end()
-        for statement in ddl.split(";"):  # `executescript` would commit a trial
-            self._db.execute(statement)
+        if self._tables is None:
+            found = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            self._tables = {name for (name,) in found}
+        there = self._tables
+        missing = [
+            one
+            for one in ddl.split(";")
+            if not ((table := _CREATED.match(one)) and table[1] in there) and one.strip()
+        ]
+        if not missing:
+            return
+        is_trial = self._open
+        if not is_trial:
+            self._db.execute("BEGIN")
+        try:
+            for statement in missing:  # `executescript` would commit a trial
+                self._db.execute(statement)
+            if not is_trial:
+                self._db.execute("COMMIT")
+        except sqlite3.Error:
+            if not is_trial:
+                self._roll_back()
+            raise
+        there.update(table[1] for one in missing if (table := _CREATED.match(one)))
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
@@ -440,24 +467,21 @@ class StateDatabase:
         if self.is_abandoned:
             return False
         try:
-            return self._commit()
+            for changed, write in self._at_commit:
+                if changed:
+                    write()
+            has_changes = self._open or self.recording is not Recording.CURRENT
+            if has_changes and not self._settle() and not (self._try_at <= 0 and self._settle()):
+                return False
+            if self._after and not self._is_trial:
+                actions = self._after
+                self._after = []
+                for action in actions:
+                    action()
         except BaseException as error:
             if not is_answer(error):
                 self.abandon(error)
             raise
-
-    def _commit(self) -> bool:
-        for changed, write in self._at_commit:
-            if changed:
-                write()
-        has_changes = self._open or self.recording is not Recording.CURRENT
-        if has_changes and not self._settle() and not (self._try_at <= 0 and self._settle()):
-            return False
-        if self._after and not self._is_trial:
-            actions = self._after
-            self._after = []
-            for action in actions:
-                action()
         return True
 
     def must_commit(self) -> None:

@@ -124,6 +124,8 @@ class EarlierWriters:
         """Let go of those that nobody can write any more; the others that are to be left behind
         now.
         """
+        if not self._files:
+            return []
         for tier_id in self._files.keys() - self._leaving.keys():
             node = self._node(self._files[tier_id], tier_id)
             if not self._has_writers(tier_id, Body() if node is None else node.body):
