@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from acpfs.exchange.exchange_records import PUT_BYTES_MAX
 from acpfs.ram.tier import HELD, Tier
 from acpfs.worker.held_copies_watch import HeldCopiesWatch
 from acpfs.writeback.copies.held_copies import FILES_MAX, SESSIONS_MAX, HeldCopies
@@ -169,7 +170,7 @@ def test_nobody_reaches_what_is_held_of_somebody_else(tmp_path: Path) -> None:
 
 
 @clause("S585")
-@pytest.mark.parametrize("size", [0, -1, (4 << 20) + 1, True, 1.5, "5"])
+@pytest.mark.parametrize("size", [0, -1, PUT_BYTES_MAX + 1, True, 1.5, "5"])
 def test_pieces_have_a_size(tmp_path: Path, size: object) -> None:
     holding, _tier = begun(tmp_path)
     answer, fd = holding.room("n1", {"session": SESSION, "name": COPY, "at": 0, "size": size})

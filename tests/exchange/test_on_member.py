@@ -420,3 +420,34 @@ def test_files_that_are_removed_together_go_in_one_word(network: Network) -> Non
     place.remove(names[0])
     assert not network.files("holder")
     assert network.said == ["remove"]
+
+
+@clause("S580")
+@pytest.mark.parametrize(
+    ("said", "taken"), [(None, 4 * MIB), (True, 4 * MIB), (6 * MIB, 6 * MIB), (1 << 40, 8 * MIB)]
+)
+def test_a_holder_gets_pieces_no_larger_than_it_takes(
+    network: Network, monkeypatch: pytest.MonkeyPatch, said: object, taken: int
+) -> None:
+    """One of an acpfs that does not say so takes 4 MiB."""
+    holder = network.add("holder")
+    heed = holder.heed
+
+    def answers(origin: str, what: object) -> Message:
+        return {**heed(origin, what), "piece": said}
+
+    monkeypatch.setattr(holder, "heed", answers)
+    place = network.place()
+    place.begin()
+    assert place.piece_bytes == taken
+
+
+@clause("S580")
+def test_what_may_still_be_sent_from_is_not_used_again(network: Network) -> None:
+    network.add("holder")
+    place = network.place()
+    place.begin()
+    network.gone.add("holder")
+    with closing(place.new_copy("1-0123456789ab")) as copy, pytest.raises(OSError, match="answer"):
+        copy.write(copy.buffer(5), 0)
+    assert not place.buffers._small

@@ -45,6 +45,7 @@ OF_OTHERS = {
     "filesystem/pages_ahead.py": "RAM",
     "filesystem/salvage.py": "a mark in the directory of the state",
     "filesystem/scrub.py": "RAM",
+    "writeback/copies/copy_buffers.py": "memory",
     "writeback/copies/held_copies.py": "copies that other members gave",
     "writeback/copies/on_disk.py": "the spill directory",
     "writeback/copies/on_member.py": "copies that other members have",

@@ -246,7 +246,8 @@ class HeldCopies:
             session.files_at(self._volume).mkdir(mode=0o700, parents=True)
             self._sessions[origin, token] = session
         self._known(origin, token)
-        return {"ok": True, "room": max(0, self.budget_bytes() - self._tier.held_bytes)}
+        room = max(0, self.budget_bytes() - self._tier.held_bytes)
+        return {"ok": True, "room": room, "piece": PUT_BYTES_MAX}
 
     def _of(self, origin: str) -> Iterator[CopySession]:
         return (one for one in list(self._sessions.values()) if one.origin == origin)

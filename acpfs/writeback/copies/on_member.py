@@ -17,7 +17,6 @@ the exchange lets it.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import sqlite3
 import tempfile
@@ -30,13 +29,19 @@ from typing import Protocol
 
 from acpfs.backing.filling import write_all
 from acpfs.checksum import Checksum
-from acpfs.exchange.exchange_records import PUT_BYTES_MAX, MemberAddress, Message
+from acpfs.exchange.exchange_records import (
+    PUT_BYTES_MAX,
+    PUT_BYTES_UNSAID,
+    MemberAddress,
+    Message,
+)
 from acpfs.logger import get_logger
 from acpfs.ram.spill_directory import MIRROR_PREFIX
 from acpfs.ram.state import Statement
 from acpfs.runtime.given import Runtime
 from acpfs.types import VersionId
 from acpfs.writeback.copies import journal_frames as frames
+from acpfs.writeback.copies.copy_buffers import CopyBuffer, CopyBuffers
 from acpfs.writeback.copies.on_disk import LONG_BYTES, LONG_SEEDS, log_name, seed_name
 
 RECORDED = "member:"
@@ -101,7 +106,6 @@ class MemberPlace:
     """See `copy_place.CopyPlace` and `journal_place.JournalPlace`: one of each."""
 
     frees_ram = False
-    piece_bytes = PUT_BYTES_MAX  # each costs four processes some words
     lacks = False
 
     def __init__(
@@ -120,6 +124,8 @@ class MemberPlace:
         self._candidates = candidates
         self._own = own
         self._scratch = scratch
+        self.buffers = CopyBuffers(scratch, PUT_BYTES_MAX)
+        self.piece_bytes = PUT_BYTES_UNSAID
         self._chance = runtime.chance
         self._threads = runtime.threads
         self._now = runtime.clock.now
@@ -263,7 +269,10 @@ class MemberPlace:
     def _begun(self, session: HolderSession, *, resume: bool) -> None:
         answer = self._say_to(session, {"what": "begin", "resume": resume})
         room = answer.get("room")
+        piece = answer.get("piece")
         with self._lock:
+            takes = piece if isinstance(piece, int) else 0
+            self.piece_bytes = min(max(takes, PUT_BYTES_UNSAID), PUT_BYTES_MAX)
             self._session = session
             self._is_broken = False
             self._why = ""
@@ -453,7 +462,7 @@ class MemberPlace:
             closing(MemberCopy(self, session, name)) as copy,
             open(path, "rb", buffering=0) as seed,
         ):
-            while count := seed.readinto(copy.buffer(PUT_BYTES_MAX)):
+            while count := seed.readinto(copy.buffer(self.piece_bytes)):
                 piece = copy.buffer(count)
                 hasher.update(piece)
                 copy.write(piece, position)
@@ -499,21 +508,25 @@ class MemberCopy:
         self._session = session
         self._name = name
         self._end = 0
-        self._fd = os.memfd_create("acpfs-copy", os.MFD_CLOEXEC)
-        self._memory: mmap.mmap | None = None
-        self._view: memoryview | None = None
+        self._buffer: CopyBuffer | None = None
+        self._is_sending = False
+        """Or has failed to: then it may go on."""
 
     def buffer(self, size: int) -> memoryview:
         """See `copy_place.CopyFile`."""
-        if self._view is None:
-            os.ftruncate(self._fd, PUT_BYTES_MAX)  # takes no memory before it is used
-            self._memory = mmap.mmap(self._fd, PUT_BYTES_MAX)
-            self._view = memoryview(self._memory)
-        return self._view[:size]
+        if self._buffer is not None and size > len(self._buffer.memory):
+            self._give_back(self._buffer)
+            self._buffer = None
+        if self._buffer is None:
+            self._buffer = self._place.buffers.take(size)
+        return memoryview(self._buffer.memory)[:size]
 
     def write(self, piece: bytes | memoryview, position: int) -> None:
         """A piece that lies at the beginning of the buffer."""
-        self._place.put(self._session, self._name, position, self._fd, len(piece))
+        assert self._buffer is not None
+        self._is_sending = True
+        self._place.put(self._session, self._name, position, self._buffer.fd, len(piece))
+        self._is_sending = False
         self._end = position + len(piece)
 
     def clear(self) -> None:
@@ -529,13 +542,15 @@ class MemberCopy:
 
     def close(self) -> None:
         """See `copy_place.CopyFile`."""
-        if self._view is not None:
-            self._view.release()
-            self._view = None
-        if self._memory is not None:
-            with suppress(BufferError):  # a piece of it is somebody's still: it goes with that
-                self._memory.close()
-        os.close(self._fd)
+        if self._buffer is not None:
+            self._give_back(self._buffer)
+            self._buffer = None
+
+    def _give_back(self, buffer: CopyBuffer) -> None:
+        if self._is_sending:
+            buffer.close()
+        else:
+            self._place.buffers.give_back(buffer)
 
 
 class MemberJournal:
@@ -567,8 +582,8 @@ class MemberJournal:
     def _write(self, data: bytes) -> None:
         fd = os.memfd_create("acpfs-journal", os.MFD_CLOEXEC)
         try:
-            for start in range(0, len(data), PUT_BYTES_MAX):
-                piece = data[start : start + PUT_BYTES_MAX]
+            for start in range(0, len(data), PUT_BYTES_UNSAID):
+                piece = data[start : start + PUT_BYTES_UNSAID]
                 write_all(fd, piece, 0)
                 self._place.put(self._session, self._name, self._length, fd, len(piece))
                 self._length += len(piece)
