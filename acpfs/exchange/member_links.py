@@ -298,8 +298,13 @@ def _object(data: bytes) -> Message:
 
 
 def _unwrapped(secured: socket.socket) -> socket.socket:
+    """What is returned by `unwrap` is an SSLSocket still, from which nothing goes by sendfile."""
     assert isinstance(secured, ssl.SSLSocket)
-    return secured.unwrap()
+    timeout_s = secured.gettimeout()
+    secured.unwrap()
+    bare = socket.socket(fileno=secured.detach())
+    bare.settimeout(timeout_s)
+    return bare
 
 
 def _connected(to: MemberAddress, timeout_s: float) -> socket.socket:

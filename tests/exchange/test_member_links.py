@@ -65,6 +65,26 @@ def test_what_goes_over_the_wire_is_readable_only_where_that_is_wanted(
         assert (b"weights of the model" in bytes(tap.seen)) == is_plain
 
 
+@clause("S546")
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_file_goes_by_the_kernel_alone_where_nothing_is_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
+    sent: list[int] = []
+    sendfile = os.sendfile
+
+    def counted(out: int, fd: int, offset: int, count: int) -> int:
+        sent.append(sendfile(out, fd, offset, count))
+        return sent[-1]
+
+    monkeypatch.setattr(os, "sendfile", counted)
+    with giving(tmp_path, DATA, is_plain=is_plain) as member:
+        calls = taker(member, tmp_path, is_plain=is_plain)
+        found = calls.get(member.address, member.file, 0, len(DATA), PATIENCE_S)
+        assert read_all(found) == DATA
+    assert sum(sent) == (len(DATA) if is_plain else 0)
+
+
 class Tap:
     """Passes on what two members say to each other, and keeps it."""
 
