@@ -369,8 +369,11 @@ class Hold:
     def _refuse(self, node: Node) -> None:
         """There is no room for what was written: told by close, since write itself was not
         asked.
+
+        Not of what nobody was seen to write to since: its close may have been answered, and it only
+        counts as changed as it is mapped, or was. Who goes on is looked at again.
         """
-        if not node.body.is_cold and not node.body.failed:
+        if node.modified and not node.body.failed and self._contents.kernel.has_written(node):
             self._contents.fail(node, errno.ENOSPC, node.size)
 
     def taken(self, ino: Ino) -> Future[bool] | None:

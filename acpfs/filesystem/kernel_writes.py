@@ -153,6 +153,11 @@ class KernelWrites:
         self.assume_changed(node)
         return True
 
+    def has_written(self, node: Node) -> bool:
+        """Whether the kernel was seen to write to a content in RAM since that was marked."""
+        st = os.fstat(self._opened(node.body))
+        return (st.st_mtime_ns, st.st_size) != node.body.seen
+
     def _may_store(self, node: Node, st: os.stat_result) -> bool:
         """Of a file that looks as it did: whether somebody may store to it through a mapping, at
         any moment.

@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from acpfs.filesystem import hold
+from acpfs.filesystem.expectations import Use
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.ram import shortage
 from acpfs.types import ROOT, Ino
@@ -425,6 +426,31 @@ def test_a_budget_that_is_lowered_holds_writers(tmp_path: Path) -> None:
         await w.close(opened)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S53")
+def test_with_the_policy_error_nothing_is_refused_of_which_close_has_said_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be mapped still, as far as acpfs sees: so it counts as changed until its RELEASE."""
+
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        with w.fs.lock, w.state.step():
+            w.inner.expectations.learn(b"a", 8 * MIB)
+            w.inner.expectations.learn_use(b"a", Use.ONLY_WRITTEN)
+        await dirty(w, b"before", 24 * MIB)
+        opened, attributes = await w.create(b"a", flags=os.O_RDWR)
+        assert opened.lane is Lane.PASSTHROUGH
+        monkeypatch.setattr(w.tier, "tells_of_mappings", lambda: False)
+        os.pwrite(opened.backing_fd, b"a" * (38 * MIB), 0)
+        await w.do(w.fs.flush(opened.handle))
+        tick(w)
+        assert w.inner.table[attributes.ino].modified
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert (w.backing / "a").read_bytes() == b"a" * (38 * MIB)
+
+    run(tmp_path, scenario, when_full="error")
 
 
 def test_with_the_policy_error_the_file_is_not_published(tmp_path: Path) -> None:

@@ -189,6 +189,15 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "refused-behind-its-close",
+        "a mapped file is refused for want of room after its close was answered",
+        "filesystem/hold.py",
+        "        if node.modified and not node.body.failed and "
+        "self._contents.kernel.has_written(node):\n",
+        "        if node.modified and not node.body.failed:\n",
+        profiles=("lane",),
+    ),
+    Bug(
         "opener-forgotten",
         "a new worker does not know that who opened a file has written through it",
         "filesystem/kept_handles.py",
