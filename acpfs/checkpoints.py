@@ -93,8 +93,8 @@ _CHUNKS = b"c"
 _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
 _REMEMBERED_PATHS = 4096
-_REMEMBERED_PATTERNS = 256
 _REMEMBERED_LISTS = 8
+_REMEMBERED_PATTERNS = 256
 """Recognising takes up to 20 us, and is asked for several times in a file's life."""
 
 

@@ -103,7 +103,8 @@ class Used:
 def used(mounts: Sequence[AcpfsMount]) -> Used:
     """That all processes of the mounts have used."""
     exact_s = 0.0
-    user = system = 0
+    user = 0
+    system = 0
     for pid in {pid for mount in mounts for pid in mount.living()}:
         with contextlib.suppress(OSError):
             exact_s += time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)

@@ -130,7 +130,8 @@ class CallMade:
     def __enter__(self) -> CallInFlight:
         self._outer = current_call()
         call = self._health.begin(self._pool, self._label)
-        self._call = _here.call = call
+        self._call = call
+        _here.call = call
         return call
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
