@@ -450,4 +450,4 @@ def test_what_may_still_be_sent_from_is_not_used_again(network: Network) -> None
     network.gone.add("holder")
     with closing(place.new_copy("1-0123456789ab")) as copy, pytest.raises(OSError, match="answer"):
         copy.write(copy.buffer(5), 0)
-    assert not place.buffers._small
+    assert not place.buffers._idle

@@ -2,7 +2,8 @@
 send from, by their descriptors.
 
 Large ones are on a tmpfs with large pages, where there is one: the kernel reads and sends those in
-half the time. What was used a moment ago is warm, so a few are kept. Thread-safe.
+half the time. They are in nobody's budget, so they go with the file that was copied, as a seed
+does; a few small ones are kept. Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 SMALL_BYTES = 64 << 10
 """Small files come in large numbers."""
-SMALL_IDLE_MAX = 4
-LARGE_IDLE_MAX = 2
+IDLE_MAX = 4
 """So many are kept."""
+LARGE_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +39,28 @@ class CopyBuffer:
 class CopyBuffers:
     """Of one place of copies."""
 
-    def __init__(self, scratch: Path, size: int) -> None:
-        """`scratch`: a directory of a tmpfs; `size`: of a large one."""
+    def __init__(self, scratch: Path) -> None:
+        """`scratch`: a directory of a tmpfs."""
         self._scratch = scratch
-        self._size = size
-        self._small: deque[CopyBuffer] = deque()
-        self._large: deque[CopyBuffer] = deque()
+        self._idle: deque[CopyBuffer] = deque()
 
     def take(self, size: int) -> CopyBuffer:
         """A buffer for so many bytes, with whatever was in it."""
-        is_small = size <= SMALL_BYTES
-        with suppress(IndexError):
-            return (self._small if is_small else self._large).pop()
-        if is_small:
+        if size <= SMALL_BYTES:
+            with suppress(IndexError):
+                return self._idle.pop()
             return _mapped(_memory(), SMALL_BYTES)
+        whole_pages = -(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
         try:
             fd = os.open(self._scratch, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            return _mapped(fd, self._size)
+            return _mapped(fd, whole_pages)
         except OSError:  # it is full, or is no tmpfs
-            return _mapped(_memory(), self._size)
+            return _mapped(_memory(), whole_pages)
 
     def give_back(self, buffer: CopyBuffer) -> None:
         """Nobody sends from it any more: all that was sent has been answered."""
-        is_small = len(buffer.memory) <= SMALL_BYTES
-        idle = self._small if is_small else self._large
-        if len(idle) < (SMALL_IDLE_MAX if is_small else LARGE_IDLE_MAX):
-            idle.append(buffer)
+        if len(buffer.memory) <= SMALL_BYTES and len(self._idle) < IDLE_MAX:
+            self._idle.append(buffer)
         else:
             buffer.close()
 

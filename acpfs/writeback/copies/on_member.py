@@ -124,7 +124,7 @@ class MemberPlace:
         self._candidates = candidates
         self._own = own
         self._scratch = scratch
-        self.buffers = CopyBuffers(scratch, PUT_BYTES_MAX)
+        self.buffers = CopyBuffers(scratch)
         self.piece_bytes = PUT_BYTES_UNSAID
         self._chance = runtime.chance
         self._threads = runtime.threads
