@@ -65,7 +65,7 @@ def journal(*ops: tuple[str, bytes, int]) -> sqlite3.Connection:
 
 
 def fill(db: sqlite3.Connection, ops: tuple[tuple[str, bytes, int], ...]) -> None:
-    db.execute("CREATE TABLE op (seq INTEGER PRIMARY KEY, kind, name, committed)")
+    db.execute("CREATE TABLE op (seq INTEGER PRIMARY KEY, kind, name, payload, committed)")
     db.executemany("INSERT INTO op (kind, name, committed) VALUES (?, ?, ?)", ops)
 
 
