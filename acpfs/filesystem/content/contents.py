@@ -1208,10 +1208,12 @@ class Contents:
                 and (half is Half.AS_BEFORE or was_half == (half is Half.YES))
                 and copied == self._aside.copied_bytes
             )
-            if recorded or body.is_overflowed:
+            # What is sealed meanwhile is in the version that did so.
+            if recorded or (body.is_overflowed and (body.modified or body.sealed)):
                 return body
             self._modified(node, body)
-            if half is Half.YES or (half is Half.AS_BEFORE and was_half):
+            is_half = half is Half.YES or (half is Half.AS_BEFORE and was_half)
+            if is_half and not body.is_overflowed:
                 self.interrupt(node)
             if half is Half.YES:
                 half = Half.AS_BEFORE  # once: who writes to it meanwhile is known, and it is none

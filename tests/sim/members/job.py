@@ -24,7 +24,6 @@ from tests.sim.choices import Choices
 from tests.sim.members.member import Member
 from tests.sim.members.plan import CLOCK_BOUND_S, SET_RIGHT_S, Plan, Style
 from tests.sim.programs import Died, by_path
-from tests.sim.rounds import until
 from tests.sim.trace import Finding, Trace
 from tests.sim.virtual import MACHINE
 
@@ -128,7 +127,8 @@ class Job:
             return
         self._trace.note("job", "waits for a new member", (to_come[0].node,))
         with trio.move_on_after(MOST_AWAITED_S):
-            await until(lambda: to_come[0].is_up, JOIN_LOOK_S)
+            while not to_come[0].is_up:  # noqa: ASYNC110 - in virtual time
+                await trio.sleep(JOIN_LOOK_S)
 
     async def _await_news(self, chance: random.Random) -> None:
         """Somebody is back, or somebody's clock has just been set; whichever comes first."""
@@ -139,14 +139,11 @@ class Job:
         sets = [one.clock_set_s + chance.uniform(0.0, SET_RIGHT_S) for one in self.members]
         soon = min((at for at in sets if at > now_s), default=now_s)
         self._trace.note("job", "waits for news", tuple(one.node for one in away))
-
-        def has_come() -> bool:
-            at_s = MACHINE.moment_s
-            is_over = at_s >= soon and (soon > now_s or not away)
-            return is_over or any(one.is_up for one in away)
-
         with trio.move_on_after(MOST_AWAITED_S):
-            await until(has_come, JOIN_LOOK_S)
+            while (away or MACHINE.moment_s < soon) and not any(one.is_up for one in away):
+                if MACHINE.moment_s >= soon > now_s:
+                    return
+                await trio.sleep(JOIN_LOOK_S)
 
     async def _step(self, step: int, chance: random.Random) -> None:
         while not (living := [one for one in self.members if one.is_up]):
@@ -271,17 +268,12 @@ class Job:
         self._trace.note(member.node, "points at", (checkpoint.directory,), "done")
 
     async def _dawdle(self, member: Member, checkpoint: Checkpoint) -> None:
-        """What the pointer will be is on the storage by then, or not.
-
-        Raises:
-            Died: the machine was lost meanwhile, and its rank with it.
+        """What the pointer will be is on the storage by then, or not. A program that ends with its
+        machine meanwhile goes on nowhere.
         """
         if self._plan.dawdles:
-            lost = member.lost
             chance = self._choices.stream("dawdle", checkpoint.step)
-            await trio.sleep(chance.choice(DAWDLES_S))
-            if member.lost != lost:
-                raise Died(lost)
+            await member.calls.pause(chance.choice(DAWDLES_S))
 
     async def _rotate(self, members: list[Member], coordinator: Member) -> None:
         whole = [one for one in self.checkpoints if one.is_told and not one.is_going]

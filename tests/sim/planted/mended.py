@@ -189,6 +189,14 @@ MENDED_BUGS = [
         profiles=("lane",),
     ),
     Bug(
+        "written-before-recorded",
+        "what lies in the staging area is changed before it is recorded that it is",
+        "filesystem/content/contents.py",
+        "            if recorded or (body.is_overflowed and (body.modified or body.sealed)):\n",
+        "            if recorded or body.is_overflowed:\n",
+        profiles=("lane",),
+    ),
+    Bug(
         "refused-behind-its-close",
         "a mapped file is refused for want of room after its close was answered",
         "filesystem/hold.py",
