@@ -48,6 +48,7 @@ BY_PATH = {
     "transport/native/hold_process.py": {"'/'"},
     "transport/native/kernel_lanes.py": {"f'/proc/self/fd/{fd}'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
+    "writeback/copies/copy_buffers.py": {"self._scratch"},
     "writeback/copies/held_copies.py": {"path"},
     "writeback/copies/on_disk.py": {"path"},
     "writeback/copies/on_member.py": {"path"},
