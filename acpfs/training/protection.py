@@ -229,8 +229,8 @@ class Protection:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # under a hold a loop may exit, or end, for what an aborted collective has left in a number
-        is_fault = not _in_order(value) or self._rank.marks.held
+        # under a hold a loop may exit for what an aborted collective has left in a number
+        is_fault = not _in_order(value) or (value is not None and self._rank.marks.held)
         if self._member is not None and not self.guard.is_off and is_fault:
             self.guard.last(self._fault, value)
         for close in (self._handlers.close, self._rank.remove):
