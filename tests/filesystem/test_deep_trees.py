@@ -64,9 +64,9 @@ def test_it_is_stored_read_checked_and_removed(base: Path) -> None:
         path = tuple(name for _parent, name in made)
         assert w.lower.lstat(path).size == len(b"content")
         assert await w.read((await w.do(w.fs.lookup(*made[-1]))).ino) == b"content"
-        verifier = Verifier(
-            Manifest(w.state, w.lower, w.fs.lock, "test"), w.lower, w.fs.lock, REAL.threads
-        )
+        with w.fs.lock:
+            manifest = Manifest(w.state, w.lower, w.fs.lock, "test")
+        verifier = Verifier(manifest, w.lower, w.fs.lock, REAL.threads)
         assert [(found.path, found.status) for found in verifier.verify([(b"run",)])] == [
             (os.fsdecode(b"/".join(path)), "ok")
         ]

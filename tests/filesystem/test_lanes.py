@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -26,6 +25,7 @@ from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import BUDGET_BYTES, CALLER, World
 from tests.filesystem.world import run as in_world
+from tests.rig.storage.servers import until
 
 MIB = 1 << 20
 
@@ -359,14 +359,16 @@ def test_a_watched_version_is_read_again_after_a_write_within_one_tick(tmp_path:
         await w.do(w.fs.fsync(writer.handle, False))
         version = w.log.front(9)[-1].version
         assert version is not None
-        assert w.inner.changes.still_frozen(version)
+
+        def still_frozen() -> bool:
+            with w.fs.lock:
+                return w.inner.changes.still_frozen(version)
+
+        assert still_frozen()
         write_in_one_tick(writer, b"later", 10**18)
-        assert not w.inner.changes.still_frozen(version)  # its bytes are of two moments
-        deadline = time.monotonic() + 60
-        while not w.inner.changes.still_frozen(
-            version
-        ):  # from a mark that is newer than this reading, made by another thread
-            assert time.monotonic() < deadline
+        assert not still_frozen()  # its bytes are of two moments
+        # from a mark that is newer than this reading, made by another thread
+        until(still_frozen, "a mark that is newer")
         await w.close(writer)
         await w.drained()
         assert persisted(w, "iter_1.pt")[:5] == b"later"

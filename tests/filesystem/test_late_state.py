@@ -84,14 +84,16 @@ async def under_way(w: World, name: bytes) -> AsyncIterator[list[int]]:
 def test_a_call_waits_until_its_change_is_recorded(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         before = await w.write(b"before", b"x" * 1000)
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         await use_up(w)
         assert w.state.warnings()
         async with under_way(w, b"file") as made:
             assert made == []
             assert await w.read(before) == b"x" * 1000, "what changes nothing is answered"
             assert await w.names()
-            empty(w.state)
+            with w.fs.lock:
+                empty(w.state)
             with trio.fail_after(60):
                 while not made:
                     with w.fs.lock:
@@ -113,7 +115,8 @@ def test_a_call_waits_until_its_change_is_recorded(tmp_path: Path) -> None:
 def test_a_worker_that_dies_meanwhile_leaves_an_earlier_moment_as_a_whole(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         await w.write(b"before", b"x")
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         await use_up(w)
         async with under_way(w, b"file") as made:
             assert made == []
@@ -138,7 +141,8 @@ def test_nothing_is_carried_out_that_a_next_worker_would_not_know_of(tmp_path: P
         await w.drained()
         w.engine.hold(True)
         await w.write(b"second", b"y")
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         await use_up(w)
         w.engine.hold(False)
         with trio.fail_after(60):
@@ -146,7 +150,8 @@ def test_nothing_is_carried_out_that_a_next_worker_would_not_know_of(tmp_path: P
                 # seen by looking only
                 await trio.sleep(0.01)
         assert not (w.backing / "second").exists()
-        empty(w.state)
+        with w.fs.lock:
+            empty(w.state)
         await w.drained()
         assert (w.backing / "second").read_bytes() == b"y"
 
@@ -155,7 +160,8 @@ def test_nothing_is_carried_out_that_a_next_worker_would_not_know_of(tmp_path: P
 
 def test_who_waits_for_it_can_be_killed(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         await use_up(w)
         call = w.fs.mkdir(ROOT, b"killed", 0o755, CALLER)
         future = w.fs.steps.step(call, None)
@@ -165,7 +171,8 @@ def test_who_waits_for_it_can_be_killed(tmp_path: Path) -> None:
         assert future.cancel()
         with pytest.raises(StopIteration):
             w.fs.steps.step(call, future)
-        empty(w.state)
+        with w.fs.lock:
+            empty(w.state)
 
     run(tmp_path, scenario)
 
@@ -183,7 +190,8 @@ def test_who_would_go_on_to_wait_for_something_else_can_be_killed(tmp_path: Path
             except InterruptedError:
                 told.append("broken off")
 
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         await use_up(w)
         running = call()
         future = w.fs.steps.step(running, None)
@@ -192,7 +200,8 @@ def test_who_would_go_on_to_wait_for_something_else_can_be_killed(tmp_path: Path
         with pytest.raises(StopIteration):
             w.fs.steps.step(running, future)
         assert told == ["broken off"]
-        empty(w.state)
+        with w.fs.lock:
+            empty(w.state)
 
     run(tmp_path, scenario)
 

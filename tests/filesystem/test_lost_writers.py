@@ -143,7 +143,8 @@ def test_a_mark_that_the_worker_did_not_live_to_record_is_no_write(tmp_path: Pat
 def test_nobody_watches_a_file_that_nobody_writes_to(tmp_path: Path) -> None:
     async def close(w: World, ino: Ino, opened: OpenFile) -> None:
         await w.close(opened)
-        assert w.state.rows("SELECT * FROM mark") == []
+        with w.fs.lock:
+            assert w.state.rows("SELECT * FROM mark") == []
 
     async def then(w: World, ino: Ino) -> None:
         assert w.fs.statistics().interrupted_files == 0

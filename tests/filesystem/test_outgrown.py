@@ -264,7 +264,8 @@ def test_a_held_writer_does_not_wait_for_what_others_were_promised(
     monkeypatch.setattr(hold, "PATIENCE_S", math.inf)
 
     async def scenario(w: World, kernel: Kernel) -> None:
-        w.inner.expectations.learn(b"idle-1.pt", 24 * MIB)
+        with w.fs.lock:
+            w.inner.expectations.learn(b"idle-1.pt", 24 * MIB)
         idle_ino, idle = await writer(w, b"idle-2.pt")
         ino, opened = await writer(w, b"other")
         os.pwrite(opened.backing_fd, patterned(20 * MIB), 0)

@@ -72,7 +72,8 @@ def test_a_transaction_without_room_is_made_again_at_once_where_the_tmpfs_grows(
 
     async def scenario(w: World) -> None:
         worlds.append(w)
-        fill(w.state)
+        with w.fs.lock:
+            fill(w.state)
         for i in range(100):
             await w.do(w.fs.mkdir(ROOT, b"%s%d" % (b"d" * 200, i), 0o755, CALLER))
         assert w.state.recording is Recording.CURRENT

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from acpfs.filesystem.upper import UpperLayer
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.ram.kept import Kept
 from acpfs.ram.spill_directory import SpillDirectory
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import Row, StateDatabase
 from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
@@ -84,17 +84,36 @@ class KnownOpeners(Openers):
 
 class CheckedState(StateDatabase):
     """Knows whether its callers have the lock: without it, a thread of the drain may change what a
-    step is about to record.
+    step is about to record, or end the transaction that another one has begun.
     """
 
     lock: RLock | None = None
     """The file system's, as soon as there is one."""
 
+    def create(self, ddl: str) -> None:
+        self._check()
+        super().create(ddl)
+
+    def change(self, sql: str, values: Sequence[Any] = ()) -> None:
+        self._check()
+        super().change(sql, values)
+
+    def change_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._check()
+        super().change_many(sql, rows)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        self._check()
+        return super().rows(sql, values)
+
     def commit(self) -> bool:
-        assert self.lock is None or self.lock._is_owned(), (  # type: ignore[attr-defined]
-            "a step is committed under the file system's lock"
-        )
+        self._check()
         return super().commit()
+
+    def _check(self) -> None:
+        assert self.lock is None or self.lock._is_owned(), (  # type: ignore[attr-defined]
+            "the state is used under the file system's lock"
+        )
 
 
 class LockedFileSystem(FileSystem):
@@ -389,7 +408,6 @@ async def world(
     )
     fs = LockedFileSystem(inner)
     spill = inner.spill
-    state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
     engine = Engine(
@@ -399,6 +417,7 @@ async def world(
         before,
     )
     engine.hold(hold)
+    state.lock = fs.lock
     made = World(
         fs, inner, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged
     )

@@ -44,7 +44,8 @@ def tier(tmp_path: Path) -> Path:
         for op in w.log:
             if op.name == b"g" and op.version is not None:
                 op.version.digest = xxhash.xxh3_128_hexdigest(SAVED["g"])
-                w.log.save_version(op.version)
+                with w.fs.lock:
+                    w.log.save_version(op.version)
         opened, _attributes = await w.create(b"half")
         await w.do(w.fs.write(opened.handle, 0, b"being written"))
 
