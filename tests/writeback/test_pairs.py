@@ -251,10 +251,25 @@ def test_the_fence_stops_a_rename_that_is_one_call_with_its_content(
     with world.lock:
         world.log.mark_begun_together(content, move)
         if is_apart:
-            world.log.mark_apart(move)
+            world.log.mark_apart(content, move)
         world.state.commit()
     with closing(sqlite3.connect(world.directory / "state.db")) as db:
         assert not_fenced(db) == (["rename tmp"] if is_apart else [])
+
+
+def test_the_content_of_a_pair_that_is_taken_apart_waits_until_copies_of_the_log_say_so(
+    world: World,
+) -> None:
+    """Else whoever adopts it takes both for one call, and leaves it under the temporary name."""
+    content = world.store("tmp", b"ours")
+    move = world.rename("tmp", "final")
+    with world.lock:
+        world.log.mark_begun_together(content, move)
+        world.state.commit()
+        known = world.state.changes
+        world.log.mark_apart(content, move)
+        assert world.log.changed(content) > known
+        world.state.commit()
 
 
 def test_what_is_refused_at_its_last_name_is_told_by_that(world: World, run: Run) -> None:

@@ -306,7 +306,7 @@ class Committer:
     def _next_without_its_move(self, pair: Moved, outcome: GroupOutcome) -> None:
         """They are two from here on, for a next worker, too: it looks for each in its place."""
         with self._lock, self._state.step():
-            self._log.mark_apart(pair.move)
+            self._log.mark_apart(pair.content, pair.move)
         self._next_alone(pair.content, outcome)
 
     def _begin_both(self, pair: Moved) -> bool:

@@ -350,10 +350,15 @@ class OperationLog:
         self.mark_begun(content)
         self.mark_begun(move)
 
-    def mark_apart(self, move: Op) -> None:
-        """It is carried out by itself, whatever was tried before."""
+    def mark_apart(self, content: Op, move: Op) -> None:
+        """Each is carried out by itself, whatever was tried before.
+
+        The move's row says so of both: a copy of the log has to have it before the content is put
+        under its own name, or an adopter would look for that under the other one.
+        """
         if move.is_with_content:
             self._set_payload(move, b"")
+            content.changed = move.changed
 
     def _set_payload(self, op: Op, payload: bytes) -> None:
         """One small statement: made once per file that is renamed."""
