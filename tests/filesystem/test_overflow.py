@@ -23,6 +23,8 @@ from acpfs.backing import filling
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import AttributeChange, OpenFile
 from acpfs.filesystem.steps import Call, settled, wait
 from acpfs.ram.mounts import mount_tmpfs, unmount
@@ -110,6 +112,41 @@ def test_rewriting_and_truncating_what_overflowed(tmp_path: Path) -> None:
         assert w.lower.list_staging() == []
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S8")
+@pytest.mark.parametrize("cuts", [False, True])
+def test_that_a_staging_file_is_changed_is_recorded_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: bool
+) -> None:
+    """Else a kill behind the first byte would let the next mount show a half as complete."""
+    seen: list[tuple[bool, bool]] = []
+
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 10)
+        await w.drained()
+        name = "_truncate_overflow" if cuts else "_write_overflow"
+        change = getattr(Contents, name)
+
+        async def looked(contents: Contents, node: Node, body: Body, *more: Any) -> Any:
+            seen.append((body.modified, w.state.has_changes))
+            return await change(contents, node, body, *more)
+
+        monkeypatch.setattr(Contents, name, looked)
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        if cuts:
+            await w.do(w.fs.setattr(ino, AttributeChange(size=5 * MIB), opened.handle, CALLER))
+        else:
+            await w.do(w.fs.write(opened.handle, 0, block(99)))
+        await w.close(opened)
+        monkeypatch.undo()
+        await w.drained()
+        first = block(0) if cuts else block(99)
+        assert (w.backing / "big").read_bytes()[:MIB] == first
+        assert (w.backing / "big").stat().st_size == (5 if cuts else 10) * MIB
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+    assert seen == [(True, False)], "modified, and nothing is left to be recorded"
 
 
 def test_deleting_what_overflowed_leaves_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -97,7 +98,8 @@ def _stay_on_one_processor() -> None:
     """
     processors = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {processors[os.getpid() % len(processors)]})
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):  # a sandbox may forbid it; then it is only slower
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def history(choices: Choices) -> Outcome:
