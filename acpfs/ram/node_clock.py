@@ -80,9 +80,9 @@ class NodeClock:
         self._worked_off_at = self._running()
         self._moved_until = -math.inf
         """The last stamp that was given before the clock was moved."""
+        # of all bases that it had since stamps were last right
         self._least_base = self._base
         self._most_base = self._base
-        """Of all that it had since stamps were last right."""
         past = "SELECT boot_id, until, least, most FROM node_clock_past"
         for known, until, least, most in state.rows(past):
             if known != self._boot_id:

@@ -131,9 +131,11 @@ class Prefault:
         self._following = False
         """A save is under way; only the thread changes it."""
         self._ready_before = 0
+        """Bytes, when it began."""
         self._used_before = 0
+        """Bytes, when it began."""
         self._taken = 0
-        """When it began, and how much it has taken since."""
+        """Bytes that it has taken since."""
         self._thread: Running | None = None
         self._active_at = -QUIET_S
         self._for_nothing = 0

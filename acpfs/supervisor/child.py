@@ -81,11 +81,11 @@ class Child:
         self.end = end
         self._template = template
         self.pid = 0
-        self.own_pid = 0
-        """The process, by its template's word and by its own; 0: nothing was said yet.
-
-        The template's comes in the order of the orders.
+        """The process, by its template's word, which comes in the order of the orders; 0: nothing
+        was said yet.
         """
+        self.own_pid = 0
+        """The same by its own word."""
         self.pidfd = -1
         self.main_end = -1
         self.stuck_at = 0.0

@@ -63,8 +63,9 @@ class HeldSession:
         """Monotonic, seconds: when the last one that served it ended; 0: it is served."""
         self._token = ""
         self._supervisor = -1
+        """Its pidfd."""
         self._worker = -1
-        """pidfds."""
+        """Its pidfd."""
         self._starting = False
         """A worker may live that has not been told of."""
         self._unheard_since = 0.0

@@ -60,8 +60,9 @@ class Stagger:
         one.
         """
         self._best_s = math.inf
+        """The shortest that a delayed one took, delay and all."""
         self._best_window_s = math.inf
-        """The shortest that a delayed one took, delay and all, and its window."""
+        """The window of that one."""
         self._is_settled = False
         self._saves_without = 0
         self.delays = 0
