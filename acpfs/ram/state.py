@@ -176,6 +176,16 @@ class StateStep:
         self._state.end_step(error)
 
 
+class JoiningStep(StateStep):
+    """See `StateDatabase.joining_step`."""
+
+    __slots__ = ()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self._state.end_step(error)
+
+
 class StateDatabase:
     """Owner of the connection and of the transaction."""
 
@@ -428,6 +438,12 @@ class StateDatabase:
         """One step under the lock: see `end_step`."""
         return StateStep(self)
 
+    def joining_step(self) -> JoiningStep:
+        """One whose changes are recorded with those of whoever commits next, which somebody has to
+        do soon: for what may as well not have happened, where this process is killed before.
+        """
+        return JoiningStep(self)
+
     def end_step(self, error: BaseException | None) -> None:
         """It is committed, also where it ends by an answer; abandoned where that is a bug."""
         if error is None or is_answer(error):
@@ -495,7 +511,9 @@ class StateDatabase:
 
     @property
     def unrecorded(self) -> int:
-        """How many changes are not recorded: 0 between steps, unless they are late."""
+        """How many changes are not recorded: between steps those of steps that join the next one,
+        and those that are late.
+        """
         return len(self._statements)
 
     def when_recorded(self) -> Future[None]:

@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,7 +18,7 @@ from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
-from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.ops import Op, VersionState
 from acpfs.writeback.streams import streams as streams_module
 from acpfs.writeback.streams.stream_queue import StreamQueue
 from tests.rig.runtime import REAL
@@ -115,6 +116,48 @@ def test_a_lost_staging_file_is_no_alarm_where_the_file_was_written_to_meanwhile
     assert labels.count("rename") == 2
     assert world.lower.visible() == {b"f": newer}
     assert world.engine.statistics().counters.restarted_streams == 0
+
+
+class Dies(BaseException):
+    """The worker does."""
+
+
+def test_a_worker_that_dies_before_others_record_that_a_file_is_staged_stages_it_again(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its streams have no transactions of their own for that."""
+    world.store("f", b"content")
+    staged = world.engine._streamer._staged
+
+    def dies(*arguments: Any) -> None:
+        staged(*arguments)
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.engine._streamer, "_staged", dies)
+        with pytest.raises(BaseException) as ended:
+            run(world.drain)
+    assert "Dies()" in repr(ended.value)
+    world.restart()
+    (op,) = world.log
+    assert op.version is not None
+    assert op.version.state is VersionState.COMPLETE, "it was not recorded"
+    run(world.drain)
+    assert world.lower.visible() == {b"f": b"content"}
+    assert not world.lower.list_staging()
+
+
+def test_what_is_staged_behind_something_that_waits_is_recorded(world: World, run: Run) -> None:
+    """Nobody commits it for a long time; the next worker need not stage it again."""
+    world.mkdir("d")
+    world.store("d/f", b"content")
+    world.lower.fault = FailNth("mkdir", 1, errno.EIO)
+    run(world.run_for, 0.001)
+    world.restart()
+    waiting = [op.version.state for op in world.log if op.version is not None]
+    assert waiting == [VersionState.STAGED]
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
 
 
 def test_a_version_given_up_while_it_streams_leaves_nothing(world: World, run: Run) -> None:

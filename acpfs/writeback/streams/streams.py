@@ -671,7 +671,9 @@ class Streamer:
         with self._lock:
             if stream.abandoned:
                 raise AbandonedError
-            with self._state.step():
+            # The engine commits when it hears of this; with many small files of many streams at
+            # once. Killed before, this stream is made again, as if it had not come so far.
+            with self._state.joining_step():
                 version = stream.version
                 version.staging_name = name
                 version.staging_ino = staging_ino
