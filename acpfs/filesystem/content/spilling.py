@@ -132,10 +132,9 @@ class Spilling:
         self._clock_asked = ""
         """Token of the journal that is to have all before the clock is told."""
         self._awaited: list[AwaitedCopy] = []
+        # what left RAM so far
         self.moved_files = 0
-        """That left RAM so far."""
         self.moved_bytes = 0
-        """Of these."""
         versions.watch(self)
         if self._frees_ram:
             self._tier.ladder.begins(Rung.SPILL, self._relieve)
