@@ -159,7 +159,7 @@ class Steps:
         """
         if is_answer(outcome):
             return False
-        if self._state.has_changes:
+        if self._state.is_changed_by_step:
             self._state.abandon(outcome)
         return True
 

@@ -182,7 +182,9 @@ class JoiningStep(StateStep):
     __slots__ = ()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None:
+        if error is None:
+            self._state.join()
+        else:
             self._state.end_step(error)
 
 
@@ -262,6 +264,8 @@ class StateDatabase:
         self._follower: Callable[[list[Statement]], None] | None = None
         self._statements: list[Statement] = []
         """Of the open transaction, and all that are late."""
+        self._joined = 0
+        """How many of these are of steps that have ended (`joining_step`)."""
         self.changes = 0
         """How many were ever made."""
         self.recording = Recording.CURRENT
@@ -444,6 +448,10 @@ class StateDatabase:
         """
         return JoiningStep(self)
 
+    def join(self) -> None:
+        """End such a step."""
+        self._joined = len(self._statements)
+
     def end_step(self, error: BaseException | None) -> None:
         """It is committed, also where it ends by an answer; abandoned where that is a bug."""
         if error is None or is_answer(error):
@@ -452,12 +460,18 @@ class StateDatabase:
             self.abandon(error)
 
     @property
+    def is_changed_by_step(self) -> bool:
+        """`has_changes`, by the step that is under way now."""
+        return len(self._statements) > self._joined or self._has_changes_to_bring()
+
+    @property
     def has_changes(self) -> bool:
         """Whether anything was changed since the last commit, be it still to be brought
         (`before_commit`) or late.
         """
-        if self._statements:
-            return True
+        return bool(self._statements) or self._has_changes_to_bring()
+
+    def _has_changes_to_bring(self) -> bool:
         for changed, _write in self._writers:  # noqa: SIM110 - asked for each step, and cheaper so
             if changed:
                 return True
@@ -471,6 +485,7 @@ class StateDatabase:
             return
         self._roll_back()
         self._statements.clear()
+        self._joined = 0
         self._after.clear()
         self.is_abandoned = True
         self.problem = f"abandoned for a bug: {type(error).__name__}: {error}"
@@ -585,6 +600,7 @@ class StateDatabase:
             self._open = False
             statements = self._statements
             self._statements = []
+            self._joined = 0
             if self._follower is not None:
                 self._follower(statements)
             if self.recording is not Recording.CURRENT:

@@ -166,6 +166,31 @@ def test_an_answer_ends_a_step_as_a_whole(tmp_path: Path) -> None:
     assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == [(1,)]
 
 
+def test_what_joins_the_next_step_is_none_of_its_changes(tmp_path: Path) -> None:
+    """A call that changes nothing, and ends by a bug, is an answer still."""
+    state = StateDatabase(tmp_path / "state", REAL)
+    state.create("CREATE TABLE t (a INTEGER)")
+    with state.joining_step():
+        state.change("INSERT INTO t VALUES (1)")
+    seen = [(state.has_changes, state.is_changed_by_step)]
+    state.change("INSERT INTO t VALUES (2)")
+    seen.append((state.has_changes, state.is_changed_by_step))
+    state.commit()
+    seen.append((state.has_changes, state.is_changed_by_step))
+    assert seen == [(True, False), (True, True), (False, False)]
+
+    def half() -> None:
+        with state.joining_step():
+            state.change("INSERT INTO t VALUES (3)")
+            bug()
+
+    with pytest.raises(BugError):
+        half()
+    assert state.is_abandoned
+    state.close()
+    assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == [(1,), (2,)]
+
+
 def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
     """What brings them at the end of a step is part of it."""
     state = StateDatabase(tmp_path / "state", REAL)

@@ -45,7 +45,7 @@ class Recorded:
 
     changes = 0
     is_abandoned = False
-    has_changes = False
+    is_changed_by_step = False
 
     def commit(self) -> bool:
         return True
