@@ -363,11 +363,17 @@ class Crew:
             other.is_fixed()
 
     def _may_count(self, file: SharedFile, other: Open) -> None:
-        """Its close may have been that of the file, where nobody who wrote has a descriptor: what
-        stands behind it in the order may rely on that.
+        """Its close may have been that of the file: what stands behind it in the order may rely on
+        that.
         """
-        if not any(self._table.has(pid, other) for pid in {other.opener, *other.writers}):
+        if self._is_left_by_writers(other):
             self._publish_left(file, other)
+
+    def _is_left_by_writers(self, one: Open) -> bool:
+        """Whether nobody who wrote through it has a descriptor: then the last close of one of them
+        counts, as far as acpfs can tell, though there are copies.
+        """
+        return not any(self._table.has(pid, one) for pid in {one.opener, *one.writers})
 
     def _publish_left(self, file: SharedFile, one: Open) -> None:
         """What the file was at a close, where others have changed it since."""
@@ -490,6 +496,14 @@ class Crew:
             await self._complete(file, act, is_owed=not beside)
             return
         self._counts["closes beside a writer"] += file.is_modified
+        if file.is_modified and all(
+            self._is_left_by_writers(other) for other in file.opens if other.wrote
+        ):
+            # those whose closes wait only for this one count with it
+            file.told.begin(file.complete(), since=file.place)
+            await act()
+            file.told.end(is_owed=False)
+            return
         await act()
 
     async def _flush_in_doubt(
