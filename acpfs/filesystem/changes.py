@@ -579,6 +579,9 @@ class Changes:
     def restaged(self, version: Version, before: str) -> None:
         self._contents.restaged(version, before)
 
+    def unstaged(self, version: Version) -> None:
+        self._contents.unstaged(version)
+
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         return self._table.left_as(ino)
 

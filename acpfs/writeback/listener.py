@@ -113,6 +113,12 @@ class Listener(Protocol):
         """
         ...
 
+    def unstaged(self, version: Version) -> None:
+        """Its staging file is gone, and RAM or the spill directory still has the bytes. Under the
+        lock.
+        """
+        ...
+
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew
         it; None: not known.

@@ -482,6 +482,68 @@ def test_what_a_program_of_a_dead_session_wrote_since_it_was_mirrored_is_mirrore
     run(tmp_path, after, **settings)
 
 
+def test_a_file_that_had_no_room_in_ram_is_not_mirrored_before_it_is_staged(
+    tmp_path: Path,
+) -> None:
+    """Its bytes are in a staging file that nobody has flushed, and it has no copy: it would be
+    lost, and status said that all is mirrored.
+    """
+
+    async def before(made: World) -> None:
+        made.engine.hold(True)
+        await made.write(b"first", b"1" * 100)
+        await made.write(b"beyond", b"2" * 3 * MIB)
+        assert made.fs.statistics().overflowed_files == 1
+        await made.write(b"later", b"3" * 100)
+        await all_mirrored(made)
+        await until(made, lambda: not spilling(made).spill.making)
+        behind = spilling(made).unmirrored()
+        (op,) = [op for op in made.log if op.version is not None and not op.version.is_local]
+        assert (behind.files, behind.bytes, behind.until) == (1, 3 * MIB, op.seq - 1)
+        assert behind.since == op.logged_at
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        assert await made.names() == [b"first"]
+
+    async def staged(made: World) -> None:
+        made.engine.hold(True)
+        await made.write(b"beyond", b"2" * 3 * MIB)
+        assert spilling(made).unmirrored().files == 1
+        made.engine.hold(False)
+        await made.drained()
+        assert spilling(made).unmirrored().files == 0
+
+    settings = {"budget_bytes": 2 * MIB, "when_full": "native"}
+    run(tmp_path, before, **settings)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **settings)
+    run(tmp_path, staged, **settings)
+
+
+def test_a_file_whose_staging_file_is_lost_is_mirrored_after_all(tmp_path: Path) -> None:
+    """As it was staged there was no room for a copy, and it needed none."""
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        made.engine.hold(False)
+        ino = await made.write(b"f", b"1" * SMALL)
+        await until(made, lambda: is_staged(made, ino))
+        await until(made, lambda: not spilling(made)._by_age)
+        assert spilling(made).unmirrored().files == 0
+        made.engine.hold(True)
+        op = made.log.last_of(ino)
+        assert op is not None
+        with made.fs.lock, made.state.step():
+            made.engine._stream_again(op)
+            assert spilling(made).unmirrored().files == 1
+        spilling(made).spill.set_budget(MIB)
+        await mirrored(made)
+        assert len(spilling(made).spill.copies) == 1
+
+    run(tmp_path, before, spill_budget=1, make_lower=MakesNone)
+
+
 def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: Path) -> None:
     """Found by reading: nothing is recorded any more, so what it names seemed to be known to it at
     once.

@@ -137,6 +137,9 @@ class ListenerDouble:
     def restaged(self, version: Version, before: str) -> None:
         pass
 
+    def unstaged(self, version: Version) -> None:
+        pass
+
     def permissions_of(self, directory: Ino) -> int | None:
         return self._world.modes.get(directory)
 

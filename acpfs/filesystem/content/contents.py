@@ -982,6 +982,10 @@ class Contents:
             node.body.rebind(Staging(version.staging_name))
             self._table.changed(node)
 
+    def unstaged(self, version: Version) -> None:
+        """See `Listener`."""
+        self._versions.tell_unstaged(version)
+
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
         assert not node.body.is_cold, node.ino
@@ -1029,14 +1033,18 @@ class Contents:
         body.frozen()
         body.sealed = not body.is_outgrown
         self._table.changed(node)
-        return self._log.new_version(node.ino, NO_TIER, node.size, body.staging)
+        version = self._log.new_version(node.ino, NO_TIER, node.size, body.staging)
+        self._versions.tell_new(version)
+        return version
 
     def withdrawn(self, node: Node, version: Version) -> None:
         """The version was not the end of it: the node's content goes on from there."""
         if node.body.is_overflowed and node.body.staging == version.staging_name:
             node.body.sealed = False
+            self._versions.tell_finished(version)
         elif not version.is_local and node.body.staging != version.staging_name:
             self._overflow.let_go(overflowed(version.staging_name), remove=True)
+            self._versions.tell_finished(version)
         else:
             self.finished(version)
         self.kernel.assume_changed(node)
@@ -1057,6 +1065,7 @@ class Contents:
                 and node.body.staging == version.staging_name
             ):
                 self.drop(node)
+            self._versions.tell_finished(version)
             return
         self._drop_unreadable(version)
         self._versions.finished(version)

@@ -84,6 +84,10 @@ class AwaitedCopy:
 class Spilling:
     """Moves versions between RAM and the spill directory."""
 
+    moved_files = 0
+    moved_bytes = 0
+    """That left RAM so far."""
+
     def __init__(
         self,
         spill: Spill,
@@ -123,6 +127,10 @@ class Spilling:
         """With a copy, which they do not need to wait for, and in RAM still; only where all are
         copied.
         """
+        self._beyond_ram: dict[VersionId, Version] = {}
+        """Whose bytes are in a staging file alone: nothing is copied of them, and they survive once
+        that is flushed.
+        """
         self._looks = False
         self._doubled: dict[VersionId, Version] = {}
         """Those with other bytes than their file's content has: mostly copied at their close, as
@@ -132,9 +140,6 @@ class Spilling:
         self._clock_asked = ""
         """Token of the journal that is to have all before the clock is told."""
         self._awaited: list[AwaitedCopy] = []
-        # what left RAM so far
-        self.moved_files = 0
-        self.moved_bytes = 0
         versions.watch(self)
         if self._frees_ram:
             self._tier.ladder.begins(Rung.SPILL, self._relieve)
@@ -144,8 +149,10 @@ class Spilling:
     def _taken_up(self) -> set[VersionId]:
         """What the last worker left; of it what has no copy here."""
         for op in self._log:
-            if op.version is not None and op.version.is_local:
-                self.new(op.version)
+            if op.version is None:
+                continue
+            self.new(op.version)
+            if op.version.is_local:
                 self._look_at(op.version)
         # copies of it may lie elsewhere: the mark on the storage says so
         owed = set(filter(self._lacks_copy, self._live))
@@ -163,6 +170,9 @@ class Spilling:
 
         Its operation is logged when the step ends, which is when it is looked at.
         """
+        if not version.is_local:
+            self._beyond_ram[version.vid] = version
+            return
         self._live[version.vid] = version
         _node, body = self._content_on(version)
         if body is None:
@@ -205,6 +215,8 @@ class Spilling:
             heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
     def finished(self, version: Version) -> None:
+        if self._beyond_ram.pop(version.vid, None) is not None:
+            return
         for known in (self._live, self._doubled, self._to_share, self._to_leave):
             known.pop(version.vid, None)
         if self._put_off.get(version.ino) == version.vid:
@@ -223,6 +235,12 @@ class Spilling:
             self.spill.outdate(version)
             self._to_leave.pop(version.vid, None)
             self._look_later(version)
+
+    def unstaged(self, version: Version) -> None:
+        """See `VersionWatcher`. As long as it was staged, it needed no copy."""
+        if version.vid in self._live:
+            self._look_at(version)
+            self._look_soon()
 
     def still_frozen(self, version: Version) -> bool:
         return self._contents.kernel.still_frozen(version)
@@ -428,6 +446,7 @@ class Spilling:
             else set()
         )
         versions = [self._live[vid] for vid in waiting if self._lacks_copy(vid)]
+        versions += [one for one in self._beyond_ram.values() if not one.is_staged]
         mirror = self.spill.mirror
         if mirror is not None and (until := mirror.counts_until) is not None:
             known = {version.vid for version in versions}

@@ -26,6 +26,9 @@ class VersionWatcher(Protocol):
     def renewed(self, version: Version) -> None:
         """It had to become what its file is now."""
 
+    def unstaged(self, version: Version) -> None:
+        """The backing directory has lost what it had of it."""
+
     def finished(self, version: Version) -> None:
         """Nobody needs it any more."""
 
@@ -137,6 +140,10 @@ class Versions:
     def tell_renewed(self, version: Version) -> None:
         for watcher in self._watchers:
             watcher.renewed(version)
+
+    def tell_unstaged(self, version: Version) -> None:
+        for watcher in self._watchers:
+            watcher.unstaged(version)
 
     def tell_finished(self, version: Version) -> None:
         for watcher in self._watchers:

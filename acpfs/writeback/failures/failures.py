@@ -150,6 +150,7 @@ class Failures:
             op.version.state = VersionState.COMPLETE
             op.version.staging_name = ""
             self._ops.save_version(op.version)
+            self._parts.listener.unstaged(op.version)
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))
         else:
             # Its bytes left RAM and the backing directory lost them: only an alarm can help.
