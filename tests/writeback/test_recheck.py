@@ -5,6 +5,7 @@ succeeds must not make that "persisted".
 from __future__ import annotations
 
 import errno
+import itertools
 import stat
 from collections.abc import Callable
 
@@ -576,3 +577,35 @@ def test_what_a_failed_change_has_put_there_gets_no_attributes_of_before(
     assert set(later.shown(b"d/f")) == {b"second"}
     assert modes == {0o600}
     assert children[b"f"].mtime_ns == 10**18
+
+
+@clause("S6")
+def test_a_directory_that_a_failed_change_has_removed_is_not_made_again(
+    world: World, run: Run
+) -> None:
+    """It was made and removed in one group, the removal was called failed, and so was the flush."""
+    path = (b"d", b"x")
+    world.mkdir("d")
+    run(world.drain)
+    failed: list[str] = []
+
+    def fault(label: str, at: LowerPath) -> None:
+        if label == "mkdir" and not failed:
+            failed.append(label)
+            world.rmdir("d/x")  # behind one that was begun
+            raise OSError(errno.EIO, "not done")
+        if label == "rmdir" and failed == ["mkdir"]:
+            failed.append(label)
+            world.lower._remove(path)
+            raise OSError(errno.EIO, "done")
+        if label == "fsync directory" and failed == ["mkdir", "rmdir"]:
+            failed.append(label)
+            raise OSError(errno.EIO, "the server died")
+
+    world.lower.fault = fault
+    world.mkdir("d/x")
+    run(world.drain)
+    assert failed == ["mkdir", "rmdir", "fsync directory"]
+    shown = [b"d/x" in {name.rstrip(b"/") for name in one} for one in world.lower.visible_history]
+    assert [is_there for is_there, _times in itertools.groupby(shown)] == [False, True, False]
+    assert world.lower.visible() == world.application_view()

@@ -7,8 +7,9 @@ is looked at: names go back to where they were put, directories and special file
 contents are to be streamed again. What is known by its inode number counts as there only with that
 number: under a name that was replaced the old file shows again. What a change that failed may have
 moved is looked for at both ends (`whereabouts`). A later content that such a change has put there
-stays. What was removed, and is there again, is left. Called in a thread for flushes, with no commit
-under way; may be done again at any point.
+stays, and a directory that one may have removed is not made again. What was removed, and is there
+again, is left. Called in a thread for flushes, with no commit under way; may be done again at any
+point.
 """
 
 from __future__ import annotations
@@ -190,13 +191,27 @@ class Recheck:
             return self._link(op, st, itertools.chain([first], paths))
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
             return self._special(group, op, st, first)
-        is_lost = op.kind is OpKind.MKDIR and self._parts.look(first) is None
+        is_lost = (
+            op.kind is OpKind.MKDIR
+            and self._parts.look(first) is None
+            and not self._is_removed_since(op)
+        )
         if is_lost:
             self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
         if op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES:
             self._attributes(group, op, first)
         return is_lost
+
+    def _is_removed_since(self, op: Op) -> bool:
+        """Whether a removal of the directory was begun, and is called failed: that may be why it is
+        not there, and to make it again would show an earlier moment.
+        """
+        with self._parts.lock:
+            return any(
+                later.kind is OpKind.RMDIR and later.ino == op.ino
+                for later in self._parts.log.in_doubt()
+            )
 
     def _paths(self, ino: Ino) -> Iterator[LowerPath]:
         """Where a node lies; a file may have thousands of names, and most questions are about
