@@ -354,8 +354,9 @@ def test_nobody_without_a_record_is_given_anything(tmp_path: Path) -> None:
             file.unlink()
         directory.rmdir()
         _other_key(directory)
-        os.kill(loads.status()["exchange"]["process"], signal.SIGKILL)
-        know_each_other(loads, 1)
+        killed = loads.status()["exchange"]["process"]
+        os.kill(killed, signal.SIGKILL)
+        loads.wait_status(lambda status: status["exchange"]["process"] not in (0, killed))
         assert (loads.path / "model").read_bytes() == data
         assert counted(saves, "exchange_given_bytes") == 0
         assert counted(loads, "exchange_got_bytes") == 0

@@ -61,10 +61,9 @@ def template_of(supervisor: int) -> int:
     """0: it has none."""
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if (
-                process.name.isdigit()
-                and f"\nPPid:\t{supervisor}\n" in (process / "status").read_text()
-            ):
+            if process.name.isdigit() and f"\nPPid:\t{supervisor}\n" in (
+                process / "status"
+            ).read_text(errors="replace"):
                 return int(process.name)  # workers are the template's
     return 0
 

@@ -180,7 +180,8 @@ def test_a_file_larger_than_the_share_outgrows_ram_and_is_whole(
 ) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
-    mount = make_mount(backing, transport, ram="512M", ram_per_user="32M")
+    # so slow that the file is being written for as long as nobody has seen it
+    mount = make_mount(backing, transport, ram="512M", ram_per_user="32M", bandwidth="1")
     tmp_path.chmod(0o755)
     for name, uid in (("ann", ANN), ("bob", BOB)):
         (mount.path / name).mkdir()
@@ -189,6 +190,8 @@ def test_a_file_larger_than_the_share_outgrows_ram_and_is_whole(
     with save(mount.path / "ann", ANN, 1, size) as ann:
         mount.wait_status(lambda status: owners(status).get(ANN, 0) > SHARE_BYTES // 4)
         mount.kill_worker()
+        assert ann.poll() is None
+        mount.ctl("set", "bandwidth=0")
         with save(mount.path / "bob", BOB, 2) as bob:
             assert bob.wait(WAIT_S) == 0
         assert ann.wait(WAIT_S) == 0

@@ -69,12 +69,17 @@ def paced(steps: range) -> Iterator[int]:
         yield step
 
 
-def write(path: Path, size: int) -> str:
-    """Write a new file, a block at a time; returns the checksum of what it should be."""
+def write(path: Path, size: int, *, before_last: Callable[[], object] = bool) -> str:
+    """Write a new file, a block at a time; returns the checksum of what it should be.
+
+    `before_last`: what the last block waits for.
+    """
     digest = hashlib.sha256()
     view = memoryview(BLOCK)
     with open(path, "wb", buffering=0) as file:
         for done in paced(range(0, size, len(BLOCK))):
+            if done + len(BLOCK) >= size:
+                before_last()
             piece = view[: min(len(BLOCK), size - done)]
             while piece:
                 count = file.write(piece)
@@ -234,7 +239,6 @@ def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> No
     """Nobody told the process to: the worker stands still before it could."""
     with open(mount.path / "unseen", "wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
         file.write(BLOCK)
-        mount.wait_status(lambda _status: bool(lock_takers(mount)))
         wait_until(lambda: watched_files(lock_taker(mount)) == 1)
         worker = mount.pid
         stop_processes([worker])
@@ -338,8 +342,15 @@ def lock_takers(mount: AcpfsMount) -> list[int]:
 
 
 def lock_taker(mount: AcpfsMount) -> int:
-    """The one that takes inode locks."""
-    return lock_takers(mount)[0]
+    """The one that takes inode locks; it may be about to start."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = lock_takers(mount)
+        return bool(found)
+
+    wait_until(is_there)
+    return found[0]
 
 
 def wait_lock_taker(mount: AcpfsMount) -> int:

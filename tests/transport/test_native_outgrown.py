@@ -172,12 +172,16 @@ def test_what_cannot_be_told_fails_at_close(mount: AcpfsMount, tmp_path: Path) -
 @only_passthrough
 def test_workers_killed_while_a_file_moves_out_of_ram(mount: AcpfsMount, tmp_path: Path) -> None:
     path = mount.path / "big"
-    child = Child(lambda: write(path, 3 * BUDGET))
+    told, tell = os.pipe()
+    child = Child(lambda: write(path, 3 * BUDGET, before_last=lambda: os.read(told, 1)))
     staging = tmp_path / "disk" / ".acpfs"
     for share in (8, 4, 2):  # of the budget, on the backing directory before the file is complete
         mount.wait_status(lambda _status, least=BUDGET // share: largest(staging) >= least)
         wait_gone(mount.kill_worker())
+    os.write(tell, b".")
     digest = child.result()
+    os.close(told)
+    os.close(tell)
     assert mount.status()["worker"]["number"] == 4
     assert checksum(path) == digest
     mount.flush()

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from acpfs.control import client, registry
+from acpfs.processes import PROC, tasks_in_calls
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, MakeMount
 from tests.rig.processes import Child
@@ -277,10 +278,10 @@ def close_for_writing(writer: StalledWriter) -> Child:
 
 
 def wait_for_a_stuck_thread(pid: int) -> None:
-    while not any(
-        (task / "stat").read_text().rpartition(")")[2].split()[0] == "D"
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    ):
+    """Seen twice: one that waits for the disk is in a call for a moment only."""
+    seen = set[Path]()
+    while not seen & (stuck := set(tasks_in_calls(PROC / str(pid)))):
+        seen = stuck
         threading.Event().wait(0.02)
 
 
