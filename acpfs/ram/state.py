@@ -449,8 +449,15 @@ class StateDatabase:
         return JoiningStep(self)
 
     def join(self) -> None:
-        """End such a step."""
-        self._joined = len(self._statements)
+        """End such a step.
+
+        Where somebody follows it is recorded at once: people are told of what lies elsewhere by how
+        far that is, and by what memory has.
+        """
+        if self._follower is None:
+            self._joined = len(self._statements)
+        else:
+            self.commit()
 
     def end_step(self, error: BaseException | None) -> None:
         """It is committed, also where it ends by an answer; abandoned where that is a bug."""

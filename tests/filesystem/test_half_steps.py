@@ -191,6 +191,18 @@ def test_what_joins_the_next_step_is_none_of_its_changes(tmp_path: Path) -> None
     assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == [(1,), (2,)]
 
 
+def test_nothing_joins_the_next_step_where_a_journal_follows(tmp_path: Path) -> None:
+    """People are told of what is copied by how far it is."""
+    state = StateDatabase(tmp_path / "state", REAL)
+    state.create("CREATE TABLE t (a INTEGER)")
+    told: list[int] = []
+    state.follow(lambda statements: told.append(len(statements))).close()
+    with state.joining_step():
+        state.change("INSERT INTO t VALUES (1)")
+    assert told == [1]
+    state.close()
+
+
 def test_rows_that_cannot_be_written_are_a_bug(tmp_path: Path) -> None:
     """What brings them at the end of a step is part of it."""
     state = StateDatabase(tmp_path / "state", REAL)
