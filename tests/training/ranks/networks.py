@@ -60,14 +60,15 @@ class Networks:
         self.remove()
 
     def remove(self) -> None:
-        """Whatever of it is there."""
-        for name in self.names:
-            subprocess.run(
-                ["ip", "netns", "del", name], capture_output=True, check=False, timeout=60
-            )
-        subprocess.run(
-            ["ip", "link", "del", self.bridge], capture_output=True, check=False, timeout=60
-        )
+        """Whatever of it is there.
+
+        The cables by themselves: a network goes with the last process that is in it, and the kernel
+        takes its time.
+        """
+        links = [["link", "del", plug] for plug in self._plugs]
+        spaces = [["netns", "del", name] for name in self.names]
+        for words in (*links, *spaces, ["link", "del", self.bridge]):
+            subprocess.run(["ip", *words], capture_output=True, check=False, timeout=60)
 
     @staticmethod
     def _ip(*words: str) -> None:
