@@ -195,7 +195,7 @@ def test_a_mount_that_a_container_has_is_not_waited_for(
 
     So the mount stays, here too.
     """
-    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    mount = make_mount(backing, transport)
     (mount.path / "f").write_bytes(b"saved")
     supervisor = mount.supervisor
     command = namespace("sh", "-c", "echo; exec sleep 300", kept=mount.path)
@@ -278,7 +278,7 @@ def test_a_mount_that_an_overlay_shows_is_in_use(
     """umount(2) knows nothing of it: the mount point would be free, and the session would last as
     long as the overlay.
     """
-    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    mount = make_mount(backing, transport)
     places = [tmp_path / name for name in ("upper", "work", "over")]
     for place in (mount.path / "deeper", mount.path / "deeper/low", *places):
         place.mkdir()

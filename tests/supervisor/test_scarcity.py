@@ -178,10 +178,17 @@ def group() -> Iterator[Path]:
         pytest.skip("no control group limits processes here")
     yield made
     (made / "pids.max").write_text("max")
-    for pid in (made / "cgroup.procs").read_text().split():
+
+    def is_away() -> bool:
+        """Who ends just now is in it for a moment yet."""
+        for pid in (made / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (made.parent / "cgroup.procs").write_text(pid)
         with contextlib.suppress(OSError):
-            (made.parent / "cgroup.procs").write_text(pid)
-    made.rmdir()
+            made.rmdir()
+        return not made.exists()
+
+    wait_until(is_away)
 
 
 def enter(group: Path, mount: AcpfsMount) -> None:
