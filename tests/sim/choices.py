@@ -47,6 +47,8 @@ LANE_KINDS = {"be killed": 1}
 """The same, in the passthrough lane alone."""
 HABITS = 0.3
 """Share of histories whose programs do several calls in a row, as jobs do (`habits`)."""
+LANE_HABITS = 0.7
+"""The same of the lane with a mirror, where habits have what was synced written on."""
 HABITS_NUMBER = 29580
 """With it, no history that failed before there were habits has any: they are what they were."""
 MEMBERS_HABITS_NUMBER = 11
@@ -64,6 +66,10 @@ MAPS = 0.5
 LANE_HANG_RATES = (0.0, 0.0, 0.03)
 LANE_OUTAGES_S = (0.0, 0.3, 3.0)
 """What lasts longer than a mount has to begin has versions that a dead session's writers have."""
+MIRROR_HANG_RATES = (0.0, 0.1, 0.3)
+"""The same of the lane with a mirror: a stream reads what was synced while it is written on."""
+MIRROR_OUTAGES_S = (0.0, 3.0, 20.0)
+"""The same of the lane with a mirror: what was synced is in RAM and its copy alone for so long."""
 SOUND = 0.5
 """Share of histories of the passthrough lane in which the storage does not fail."""
 LESS_RAM = 0.3
@@ -98,12 +104,16 @@ class Profile(enum.Enum):
     """
     MIRROR = "mirror"
     """What is complete is copied to a disk, with the log, and RAM is lost (`spill_mode`)."""
+    MIRRORED_LANE = "mirrored-lane"
+    """As lane, with the mirror: writers go on behind an fsync, and RAM is lost."""
     SHARED = "shared"
     """Several processes have the same files open, some have copies of descriptors, some are killed
     (`crew`).
     """
 
 
+HAVE_LANE = (Profile.LANE, Profile.MIRRORED_LANE)
+HAVE_MIRROR = (Profile.MIRROR, Profile.MIRRORED_LANE)
 HAVE_READERS = (Profile.PLAIN, Profile.SESSION, Profile.SHORT)
 READERS = 0.5
 """Share of histories of those in which somebody reads what others write."""
@@ -155,7 +165,8 @@ class Choices:
     def has_habits(self) -> bool:
         """By a stream of its own: the others are what they were before there were any."""
         number = MEMBERS_HABITS_NUMBER if self.profile is Profile.MEMBERS else HABITS_NUMBER
-        return self.profile in HAVE_HABITS and self.stream("habits", number).random() < HABITS
+        share = LANE_HABITS if self.profile is Profile.MIRRORED_LANE else HABITS
+        return self.profile in HAVE_HABITS and self.stream("habits", number).random() < share
 
     def stream(self, *name: object) -> random.Random:
         """The chance of one decision."""
@@ -165,7 +176,7 @@ class Choices:
 def _ram_bytes(choices: Choices, chance: random.Random) -> int:
     if choices.profile is Profile.SHORT:
         return chance.choice((160, 400)) << 10
-    if choices.profile is Profile.LANE:
+    if choices.profile in HAVE_LANE:
         return chance.choice((512, 768, 2048)) << 10
     return 8 << 20
 
@@ -179,10 +190,24 @@ def _later_ram_bytes(choices: Choices, ram_bytes: int) -> int:
 
 def _spill_bytes(choices: Choices) -> int | None:
     chance = choices.stream("spill")
-    if choices.profile is Profile.MIRROR:
+    if choices.profile in HAVE_MIRROR:
         return chance.choice((600_000, 64 << 20, 64 << 20))
     spills = choices.profile in HAVE_SPILL and chance.random() < SPILLS
     return chance.choice(SPILL_BYTES) if spills else None
+
+
+def _lane_hang_rate(choices: Choices, *, faulty: bool) -> float:
+    chance = choices.stream("hangs of the lane")
+    if choices.profile is Profile.MIRRORED_LANE:
+        return chance.choice(MIRROR_HANG_RATES) * (not choices.without_faults)
+    return chance.choice(LANE_HANG_RATES) * (faulty and choices.profile is Profile.LANE)
+
+
+def _lane_outage_s(choices: Choices, *, faulty: bool) -> float:
+    chance = choices.stream("outages of the lane")
+    if choices.profile is Profile.MIRRORED_LANE:
+        return chance.choice(MIRROR_OUTAGES_S) * (not choices.without_faults)
+    return chance.choice(LANE_OUTAGES_S) * (faulty and choices.profile is Profile.LANE)
 
 
 def _share_bytes(choices: Choices, ram_bytes: int) -> int:
@@ -215,7 +240,7 @@ def _kinds(choices: Choices, *, maps: bool) -> tuple[float, ...]:
     """
     chance = choices.stream("kinds")
     kinds = tuple(map(float, KINDS.values()))
-    if choices.profile is Profile.LANE:
+    if choices.profile in HAVE_LANE:
         kinds = tuple(often * (kind not in NOT_IN_LANE) for kind, often in KINDS.items())
         kinds += tuple(often * maps for often in MAPPING_KINDS.values())
         kinds += tuple(map(float, LANE_KINDS.values()))
@@ -306,10 +331,12 @@ class Knobs:
         chance = choices.stream("knobs")
         profile = choices.profile
         is_short = profile is Profile.SHORT
-        is_lane = profile is Profile.LANE
+        is_lane = profile in HAVE_LANE
+        mirrors = profile in HAVE_MIRROR
         spares_lane = is_lane and choices.stream("storage of the lane").random() < SOUND
         faulty = not (choices.without_faults or is_short or spares_lane)
-        maps = is_lane and choices.stream("maps").random() < MAPS
+        # what is stored through a mapping leaves no trace by which a copy could be outdated
+        maps = is_lane and not mirrors and choices.stream("maps").random() < MAPS
         lives = chance.randrange(1, LIVES_MAX + 1)
         journal = choices.stream("journal")
         return cls(
@@ -318,7 +345,7 @@ class Knobs:
             calls=chance.randrange(4, 14 * lives + 4),
             error_rate=chance.choice((0.0, 0.03, 0.1, 0.1 if is_lane else 0.3)) * faulty,
             hang_rate=chance.choice((0.01, 0.1)) * (faulty and profile is Profile.HANG)
-            or choices.stream("hangs of the lane").choice(LANE_HANG_RATES) * (faulty and is_lane),
+            or _lane_hang_rate(choices, faulty=faulty),
             free_bytes=(
                 chance.randrange(1, 500_000) if faulty and profile is Profile.FULL else None
             ),
@@ -345,7 +372,7 @@ class Knobs:
                 and choices.stream("torn").random() < TORN
             ),
             spill_bytes=_spill_bytes(choices),
-            mirrors=profile is Profile.MIRROR,
+            mirrors=mirrors,
             journal_error_rate=journal.choice((0.0, 0.0, 0.01, 0.05)),
             journal_hang_rate=journal.choice((0.0, 0.0, 0.01, 0.05)),
             has_reader=profile in HAVE_READERS and choices.stream("reader").random() < READERS,
@@ -353,9 +380,11 @@ class Knobs:
             slack_bytes=3 << 20,
             has_passthrough=is_lane,
             kinds=_kinds(choices, maps=maps),
-            leaves_writers=is_lane and choices.stream("dead writers").random() < LEAVES_WRITERS,
+            leaves_writers=is_lane
+            and not mirrors
+            and choices.stream("dead writers").random() < LEAVES_WRITERS,
             outage_s=chance.choice((0.0, 0.0, 0.0, 0.3, 3.0)) * faulty
-            or choices.stream("outages of the lane").choice(LANE_OUTAGES_S) * (faulty and is_lane),
+            or _lane_outage_s(choices, faulty=faulty),
             last_faults_s=choices.stream("last life").choice(LAST_FAULTS_S) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
             sees_writers=profile is Profile.SHARED,
@@ -365,8 +394,8 @@ class Knobs:
                 chance.random() < 0.2
                 or (choices.has_habits and choices.stream("tidied").random() < TIDIED)
             )
-            and profile is not Profile.MIRROR,
-            has_acls=chance.random() < 0.7 and profile is not Profile.HANG,
+            and not mirrors,
+            has_acls=chance.random() < 0.7 and profile not in (Profile.HANG, Profile.MIRRORED_LANE),
         )
 
     def _mirror_words(self) -> str:

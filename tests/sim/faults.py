@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from tests.sim.choices import Choices, Profile
+from tests.sim.choices import HAVE_LANE, Choices, Profile
 from tests.sim.virtual import MACHINE
 
 HANGS_S = (0.1, 1.0, 7.0, 40.0)
@@ -19,6 +19,11 @@ KILLED_WITHIN = 0.2
 WITHIN_MAX = 20
 KILLED_AT_A_MUST = 0.3
 """Share of lives of that lane that end as something is recorded before it is done."""
+
+
+KILLED_AS_OUTDATED = 0.5
+"""Share of lives of that lane with a mirror that end as a copy is outdated, or soon after."""
+LATER_TURNS = (0, 0, 5, 50, 500)
 
 
 class FaultKind(enum.Enum):
@@ -49,7 +54,7 @@ class Faults:
         self._hang_rate = hang_rate
         self._outage_until_s = min(outage_until_s, until_s)
         self._until_s = until_s
-        is_lane = choices.profile is Profile.LANE
+        is_lane = choices.profile in HAVE_LANE
         self._hangs_s = LANE_HANGS_S if is_lane else HANGS_S
         self._stream = choices.stream("faults", *life)
 
@@ -88,9 +93,13 @@ class Death:
     """
     change: float = math.inf
     """Of the storage: before the life hears of it."""
+    outdated: float = math.inf
+    """Of the copies beside whose versions the kernel has gone on writing."""
     calls: float = math.inf
     """Calls of programs that were answered in this life."""
     pause_s: float = 0.0
+    turns_later: int = 0
+    """Than that copy, or what is the last of others that count so."""
 
     @classmethod
     def drawn(cls, choices: Choices, *life: object) -> Death:
@@ -98,8 +107,13 @@ class Death:
         if choices.has_habits and change.random() < KILLED_AT_A_CHANGE:
             return cls(change=change.randrange(1, 120))
         must = choices.stream("must", *life)
-        if choices.profile is Profile.LANE and must.random() < KILLED_AT_A_MUST:
+        if choices.profile in HAVE_LANE and must.random() < KILLED_AT_A_MUST:
             return cls(must=must.randrange(1, 30), is_after=must.random() < 0.5)
+        outdated = choices.stream("outdated", *life)
+        if choices.profile is Profile.MIRRORED_LANE and outdated.random() < KILLED_AS_OUTDATED:
+            return cls(
+                outdated=outdated.choice((1, 1, 1, 2, 3)), turns_later=outdated.choice(LATER_TURNS)
+            )
         within = choices.stream("within", *life)
         if choices.profile is Profile.SHARED and within.random() < KILLED_WITHIN:
             return cls(within=within.randrange(1, WITHIN_MAX))

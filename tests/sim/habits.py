@@ -22,6 +22,8 @@ SHARE = 0.25
 PIECE_BYTES = 20_000
 SYNCED_BYTES = (140_000, 200_000)
 """More than what is copied where it is synced."""
+COPIED_S = (0.001, 0.05, 0.5, 6.0)
+"""Until what was synced may be copied, also for the second time."""
 SYNCS_MAX = 4
 STORES_MAX = 4
 BEYOND_RAM_BYTES = 300_000
@@ -67,6 +69,9 @@ class JobProgram(Program):
             self._exchanges_and_writes,
         ]
         profile = self._choices.profile
+        if profile is Profile.MIRRORED_LANE:
+            habits += [self._syncs_as_it_goes, self._outgrows_and_goes_on]
+            habits += 4 * [self._goes_on_behind_a_copy]
         if profile is Profile.LANE:
             habits += 2 * [
                 self._syncs_as_it_goes,
@@ -160,6 +165,20 @@ class JobProgram(Program):
             await self._sync_file(file)
             self._answered()
             at = chance.choice((len(file.content), 0))
+            await self._write_into(file, at, chance.randbytes(chance.choice(SAME_BYTES)))
+            self._answered()
+
+    async def _goes_on_behind_a_copy(self, chance: random.Random) -> None:
+        """A large file is synced, and written on in place once there is a copy of it."""
+        file = await self._begin_large(chance, chance.choice(SYNCED_BYTES))
+        if file is None:
+            return
+        for _time in range(chance.randrange(1, STORES_MAX + 1)):
+            if chance.random() < 0.5:
+                await self._sync_file(file)
+                self._answered()
+            await self._calls.pause(chance.choice(COPIED_S))
+            at = chance.choice((0, chance.randrange(len(file.content))))
             await self._write_into(file, at, chance.randbytes(chance.choice(SAME_BYTES)))
             self._answered()
 

@@ -240,6 +240,8 @@ class History(Serving):
             base = life.left
             self._count(life)
             self._lose_ram(life)
+            for program in () if self.knobs.keeps_session else self.programs:
+                program.lets_go()
             if self.passthrough is not None and not self.knobs.keeps_session:
                 self.passthrough.begin_anew()
                 for program in self.programs:

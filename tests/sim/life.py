@@ -57,7 +57,14 @@ from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.rounds import Call
 from tests.sim.scheduler import Alarm, Killed, NoThreads, Timers, TurnFileCalls, TurnPool, Turns
-from tests.sim.spilling import DiskFaults, SpillWorld, salvaged, spill_of
+from tests.sim.spilling import (
+    CountedSpill,
+    DiskFaults,
+    SalvagedCopies,
+    SpillWorld,
+    salvaged,
+    spill_of,
+)
 from tests.sim.storage import Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE, START_S, stamp
@@ -291,6 +298,9 @@ class Life:
         self.closes = Counter[str]()
         self.salvaged: Salvaged | None = None
         """RAM was lost: what came of what was mirrored."""
+        self.salvaged_copies = SalvagedCopies()
+        self._kill_turn = math.inf
+        """Once as many copies were outdated as it lives to see."""
         self.commits = 0
         self.musts = 0
         self.tier_changes = 0
@@ -366,7 +376,8 @@ class Life:
         if knobs.mirrors and not (directory / "state.sqlite").exists():
             mark = storage.own_content(mark_path(storage.node))
             state = directory / "state.sqlite"
-            self.salvaged = salvaged(spill_place, mark, state, self.runtime.chance)
+            of_copies = (self.runtime.chance, self.salvaged_copies)
+            self.salvaged = salvaged(spill_place, mark, state, *of_copies)
         self.state = MortalState(directory / "state.sqlite", self.runtime)
         ram_bytes = knobs.later_ram_bytes if self.number else knobs.ram_bytes
         self.tier = MortalTier(
@@ -544,9 +555,17 @@ class Life:
             self.has_died()
             return True
 
+    @property
+    def outdated_copies(self) -> int:
+        """Of its time."""
+        spill = self.inner.spill
+        return spill.outdated if isinstance(spill, CountedSpill) else 0
+
     def _step(self) -> bool:
         turns = self.turns
-        if turns.count >= self.death.turn:
+        if self.outdated_copies >= self.death.outdated:
+            self._kill_turn = min(self._kill_turn, turns.count + self.death.turns_later)
+        if turns.count >= min(self.death.turn, self._kill_turn):
             self.kill("at a turn")
         if turns.count > TURNS_MAX:
             raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")
@@ -710,12 +729,20 @@ class Life:
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
             "files in the spill directory": self.fs.statistics().spilled[0],
+            "outdated copies": self.outdated_copies,
+            "outdated copies of an earlier life": self._outdated_before(),
+            "outdated copies that RAM was lost beside": self.salvaged_copies.outdated,
+            "outdated copies beside what was staged": self.salvaged_copies.staged_since,
             "holds": self.inner.hold.holds,
             "files that outgrew RAM": self.inner.outgrown.files,
             "descriptors of deleted files": self._handed_on,
             "writes without a page": self._pages_missed,
             **self.closes,
         }
+
+    def _outdated_before(self) -> int:
+        spill = self.inner.spill
+        return spill.outdated_before if isinstance(spill, CountedSpill) else 0
 
     def bury(self) -> None:
         """Nothing of it is left in this process."""

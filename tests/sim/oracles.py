@@ -162,7 +162,7 @@ class Told:
         least = max(self.at, self.mirrored_at)
         moments = [*self.moments, *([self.pending] if self.pending else [])]
         contents = bare(got)
-        found = [at for at in range(least, len(moments)) if moments[at].contents == contents]
+        found = [at for at in range(least, len(moments)) if self._is_like(moments[at], contents)]
         halfway = -1 if found else self._halfway_from(contents, least)
         return found if halfway < 0 else [halfway]
 
@@ -247,7 +247,10 @@ class Told:
         closes that count late.
         """
         moment = self.moments[at]
-        shown = self._but_late_closes(at, moment, shown)
+        return self._is_like(moment, self._but_late_closes(at, moment, shown))
+
+    def _is_like(self, moment: Moment, shown: Shown) -> bool:
+        """It is that moment, but for later writes of the kernel into what was synced."""
         return moment.contents == shown or (
             bool(self.became)
             and shown.keys() == moment.contents.keys()

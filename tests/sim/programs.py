@@ -1308,6 +1308,10 @@ class Program:
         """That it has open, or mapped, under their names."""
         return [*self.open.values(), *self.mapped.values()]
 
+    def lets_go(self) -> None:
+        """All of acpfs was killed: nothing waits for files that had no name any more (S435)."""
+        self.told.let_go |= {file.path.encode() for file in self.nameless}
+
     def may_count_closes(self) -> None:
         """All of acpfs was killed: the close of what is mapped still counts (S466)."""
         for file in self.mapped.values():
@@ -1332,7 +1336,6 @@ class Program:
     def died(self, got: Shown) -> None:
         """It died with its machine; this is what the mount shows since, without halves."""
         self.told.count_closes(got)
-        self.told.let_go |= {file.path.encode() for file in self.nameless}
         self.open.clear()
         self.nameless.clear()
         self.mapped.clear()

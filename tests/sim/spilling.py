@@ -7,7 +7,7 @@ import json
 import os
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from acpfs.runtime.given import Runtime
 from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.on_disk import DiskJournal, DiskPlace
 from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Version, VersionState
 from acpfs.writeback.sources.mirror import Mirror
 from acpfs.writeback.sources.spill import Spill, SpillPools, SpillRules
 from tests.sim.scheduler import Timers, TurnPool, Turns
@@ -152,13 +153,54 @@ class SpillWorld:
         return Mirror(disk, state, log, lower, NODE, self.runtime)
 
 
+class CountedSpill(Spill):
+    """Says how often the kernel wrote on since a copy was made."""
+
+    outdated = 0
+    outdated_before = 0
+    """Of these such as an earlier life has left."""
+
+    def outdate(self, version: Version) -> None:
+        """See `Spill`."""
+        self.outdated += version.vid in self.copies
+        super().outdate(version)
+
+    def _find_outdated(self, found: Collection[str]) -> None:
+        known = len(self._outdated)
+        super()._find_outdated(found)
+        self.outdated_before += len(self._outdated) - known
+
+
+@dataclass(slots=True)
+class SalvagedCopies:
+    """What a journal says of the bytes of versions."""
+
+    outdated: int = 0
+    """They have nothing but a copy since which the kernel wrote on."""
+    staged_since: int = 0
+    """They have one, and a staging file with what was written since."""
+
+    def look(self, db: sqlite3.Connection, names: Collection[str]) -> None:
+        """Before anything is made of it."""
+        rows = db.execute(
+            "SELECT before.name, version.state, version.digest, before.digest"
+            " FROM spilled_before AS before JOIN version USING (vid)"
+            " WHERE vid NOT IN (SELECT vid FROM spilled)"
+        )
+        for name, state, digest, copied in rows.fetchall():
+            if name in names:
+                is_staged = state == VersionState.STAGED.value and digest not in ("", copied)
+                self.staged_since += is_staged
+                self.outdated += not is_staged
+
+
 def spill_of(
     world: SpillWorld,
     budget: int,
     upper: UpperLayer,
     lower: Lower,
     lock: RLock,
-) -> Spill:
+) -> CountedSpill:
     """Of a life whose parts are being made. `budget`: bytes."""
     directory = world.directory()
     mirror = world.mirror(directory, upper.state, upper.log, lower)
@@ -167,17 +209,20 @@ def spill_of(
     pools = SpillPools(copies, reads)
     mode = SpillMode.MOVE if mirror is None else SpillMode.MIRROR
     rules = SpillRules(mode, budget)
-    return Spill(
+    return CountedSpill(
         on_disk.DiskCopies(directory), upper.state, upper.tier, lock, rules, pools, mirror=mirror
     )
 
 
-def salvaged(place: Path, mark: bytes | None, state: Path, chance: Chance) -> Salvaged | None:
+def salvaged(
+    place: Path, mark: bytes | None, state: Path, chance: Chance, copies: SalvagedCopies
+) -> Salvaged | None:
     """RAM was lost: what the journal that the mark names has becomes the state; None: nothing was
-    mirrored.
+    mirrored. `copies`: told what the journal knows of them.
     """
     if mark is None or mark == WITHDRAWN:
         return None
     directory = SpillDirectory(place / "acpfs-sim", chance)
     read_into = partial(on_disk.read_into, directory.path, json.loads(mark)["token"])
-    return salvage(read_into, directory.path, state, directory.size)
+    look = partial(copies.look, names=directory.names())
+    return salvage(read_into, directory.path, state, directory.size, look)

@@ -63,7 +63,7 @@ class Judge:
     def _judge_state(self, shown: Shown) -> None:
         self._judge_named(shown, "POINTER")
         step = self._step_of(shown)
-        if step < self._step and not (self._is_untold() or self._is_replaced_at_home(step)):
+        if step < self._step and not (self._is_untold(step) or self._is_replaced_at_home(step)):
             raise Finding("BACK", f"the pointer names step {step} after step {self._step}")
         if step < self._step:
             self._replaced.add(self._step)
@@ -72,12 +72,15 @@ class Judge:
             self._shown_s = MACHINE.moment_s
         self._step = step
 
-    def _is_untold(self) -> bool:
-        """Whether who made the pointer was forgotten before it could tell of it (S484)."""
+    def _is_untold(self, step: int) -> bool:
+        """Whether who made the pointer ended before it could tell of it, and was forgotten, or who
+        brings the older one was (S484).
+        """
         author = next(one.told_by for one in self._job.checkpoints if one.step == self._step)
+        older = next((one.told_by for one in self._job.checkpoints if one.step == step), None)
         return (
             author is not None
-            and author[0].node in self._given_up
+            and any(one is not None and one[0].node in self._given_up for one in (author, older))
             and author[0].view.published_s <= self._shown_s
         )
 

@@ -269,4 +269,11 @@ MENDED_BUGS = [
         "        if self._waits or node.unlogged:\n",
         profiles=("members",),
     ),
+    Bug(
+        "removed-and-made-again",
+        "after a flush that failed, a directory is made again that a failed change has removed",
+        "writeback/commits/recheck.py",
+        "            and not self._is_removed_since(op)\n",
+        "",
+    ),
 ]

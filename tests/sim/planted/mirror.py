@@ -6,6 +6,7 @@ from tests.sim.planted.bug import Bug
 
 MIRROR = "writeback/sources/mirror.py"
 ONLY_MIRROR = ("mirror",)
+LANE_TOO = ("mirrored-lane",)
 
 MIRROR_BUGS = [
     Bug(
@@ -52,6 +53,26 @@ MIRROR_BUGS = [
         equivalent=(
             "what comes later under one of their names, or to their node, waits for the journal "
             "all the same (`UnknownOps.would_spoil`)"
+        ),
+    ),
+    Bug(
+        "beyond-ram-is-mirrored",
+        "what is in a staging file alone counts as mirrored before that is flushed",
+        "filesystem/content/spilling.py",
+        "        versions += [one for one in self._beyond_ram.values() if not one.is_staged]\n",
+        "",
+        LANE_TOO,
+    ),
+    Bug(
+        "lost-staging-not-copied",
+        "a file whose staging file is lost gets no copy, and counts as mirrored",
+        "writeback/failures/failures.py",
+        "            self._parts.listener.unstaged(op.version)\n",
+        "",
+        ONLY_MIRROR,
+        unreached=(
+            "nobody removes staging files where RAM is lost (`Knobs.is_tidied`); "
+            "`tests/filesystem/test_mirror.py` has it"
         ),
     ),
 ]
