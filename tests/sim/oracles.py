@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.sim.shown import (
+    LINKS,
     MODE,
     MTIME,
     PREFIX,
@@ -175,8 +176,12 @@ class Told:
         first = found[0] if is_mirrored else 0
         moments = [*self.moments, *([self.pending] if self.pending else [])]
         shown = dict(moments[at].shown)
+        links = {} if is_mirrored else expected(shown)
         for path, content in bare(got).items():
-            if shown[path] != content:  # names of one file that are two by now
+            key = attribute(path, LINKS)
+            # where nobody ends what was begun, also two that have the same content
+            is_another = key in got and got[key] != links.get(key, got[key])
+            if shown[path] != content or is_another:  # names of one file that are two by now
                 for name in names_of(shown, path):
                     shown.pop(attribute(name, SAME), None)
                 shown[path] = content
