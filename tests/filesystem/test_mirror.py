@@ -482,6 +482,88 @@ def test_what_a_program_of_a_dead_session_wrote_since_it_was_mirrored_is_mirrore
     run(tmp_path, after, **settings)
 
 
+OUTDATED: dict[str, Any] = {
+    "unknown_bytes": MIB,
+    "budget_bytes": 128 << 20,
+    "max_dirty_age_s": 0,
+}
+
+
+async def outdated(made: World, synced: bytes) -> tuple[Ino, str]:
+    """A synced file whose copy the kernel has written on since, and of which there is no other; and
+    the name of that copy.
+    """
+    opened, attributes = await made.create(b"f")
+    assert opened.lane is Lane.PASSTHROUGH
+    os.pwrite(opened.backing_fd, synced, 0)
+    await made.do(made.fs.fsync(opened.handle, False))
+    await mirrored(made)
+    (copy,) = spilling(made).spill.copies.values()
+    os.pwrite(opened.backing_fd, b"later", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spilling(made).spill, "takes", lambda _size: False)
+        with made.fs.lock, made.state.step():
+            (version,) = [op.version for op in made.log if op.version is not None]
+            assert not made.inner.contents.kernel.still_frozen(version)
+        await all_mirrored(made)
+    spilling(made).spill.set_budget(1)
+    return attributes.ino, copy.name
+
+
+@pytest.mark.clause("X11")
+def test_what_was_staged_since_a_copy_was_outdated_is_what_there_is(tmp_path: Path) -> None:
+    synced = b"s" * LARGE
+    later = b"later" + synced[5:]
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        ino, _name = await outdated(made, synced)
+        made.engine.hold(False)
+        await until(made, lambda: is_staged(made, ino))
+        await all_mirrored(made)
+        assert spilling(made).spill._outdated
+
+    async def after(made: World) -> None:
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == later
+        await made.drained()
+        assert tree(made.backing) == {"first": "dir", "f": later}
+
+    run(tmp_path, before, passthrough=True, make_lower=MakesNone, **OUTDATED)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **OUTDATED)
+
+
+@pytest.mark.clause("X11")
+def test_the_next_worker_keeps_a_copy_that_is_outdated(tmp_path: Path) -> None:
+    """As long as there is no other one it is all that there is of what was synced."""
+    synced = b"s" * LARGE
+    names: list[str] = []
+
+    async def before(made: World) -> None:
+        _ino, name = await outdated(made, synced)
+        names.append(name)
+
+    async def between(made: World) -> None:
+        spill = spilling(made).spill
+        await until(made, lambda: spill._ready)
+        assert spill.used_bytes == LARGE
+        await until(
+            made, lambda: spill.mirror is not None and spill.mirror.statistics().state == "on"
+        )
+        await all_mirrored(made)
+        assert names[0] in spill.directory.names()
+
+    async def after(made: World) -> None:
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == synced
+
+    run(tmp_path, before, passthrough=True, **OUTDATED)
+    run(tmp_path, between, spill_budget=1, **OUTDATED)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **OUTDATED)
+
+
 def test_a_file_that_had_no_room_in_ram_is_not_mirrored_before_it_is_staged(
     tmp_path: Path,
 ) -> None:
