@@ -85,7 +85,7 @@ def test_adapters_of_frameworks(tmp_path: Path) -> None:
 @pytest.mark.frameworks
 @pytest.mark.long
 @pytest.mark.timeout(LONG_TIMEOUT_S)
-@pytest.mark.parametrize("of", ["deepspeed", "torchtitan"])
+@pytest.mark.parametrize("of", ["deepspeed", "torchtitan", "torchtitan_gasp"])
 def test_trainers_that_keep_their_loop(tmp_path: Path, of: str) -> None:
     """A process for each: ranks are forked, and those of one have nothing of the other."""
     python = interpreter("ACPFS_TRAINERS_PYTHON", "torchtitan")

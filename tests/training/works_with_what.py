@@ -107,15 +107,26 @@ ROWS = (
     ),
     Row(
         "torchtitan's trainer, with copies or `buddy_every`",
-        (NOT_TRIED, RUNS, NOT_TRIED, NOT_TRIED),
-        ("test_a_rank_of_torchtitan_is_replaced",),
+        (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
+        ("test_a_rank_of_torchtitan_dies", "test_a_rank_of_torchtitan_is_replaced"),
     ),
     Row(
         "Megatron-Core, distributed optimizer in two instances",
         (RUNS, RUNS, DOUBLE, DOUBLE),
         (
+            *("test_a_rank_dies", "test_a_rank_is_replaced"),
+            *(ON_DOUBLE, "test_a_rank_is_replaced_on_the_double"),
+        ),
+    ),
+    Row(
+        "…, with tensor, pipeline, context and expert parallelism",
+        (RUNS, RUNS, DOUBLE, DOUBLE),
+        (
             *("test_with_tensor_parallelism", "test_two_groups_of_experts"),
-            *("test_a_rank_is_replaced", ON_DOUBLE, "test_a_rank_is_replaced_on_the_double"),
+            *("test_two_stages_of_a_pipeline", "test_context_parallel_groups"),
+            "test_a_rank_of_a_parallel_model_dies_on_the_double",
+            "test_a_rank_of_a_parallel_model_is_replaced",
+            "test_a_rank_of_a_parallel_model_is_replaced_on_the_double",
         ),
     ),
     _framework("transformers' Trainer", "test_one_rank_is_killed"),

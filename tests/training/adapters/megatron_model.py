@@ -44,11 +44,11 @@ class Network(MegatronModule):  # type: ignore[misc]
             self, f"stage{stage}", Pair(config, width)
         )  # Megatron does not look into a ModuleDict
         self.stage = f"stage{stage}"
-        self.experts = None
+        self.experts = ""
         if config.num_moe_experts:
-            self.experts = build_module(
-                get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts), config=config
-            )
+            self.experts = f"experts{stage}"
+            spec = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
+            setattr(self, self.experts, build_module(spec, config=config))
         self.from_before: Any = None
         self.model_type = ModelType.encoder_or_decoder
         self.pre_process = stage == 0
@@ -61,4 +61,4 @@ class Network(MegatronModule):  # type: ignore[misc]
 
     def forward(self, values: Any) -> Any:
         found = getattr(self, self.stage)(values if self.from_before is None else self.from_before)
-        return found if self.experts is None else found + self.experts(found)[0]
+        return found + getattr(self, self.experts)(found)[0] if self.experts else found

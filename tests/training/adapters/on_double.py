@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.ranks.asynchronous import BACKEND, AsynchronousAdam, Stream
-from tests.training.ranks.behind import OnDouble, put_wrong
+from tests.training.ranks.behind import EARLY, OnDouble, put_wrong
 
 
 def begin(directory: Path) -> OnDouble:
@@ -38,6 +38,9 @@ def join(rank: int, world: int, store: Path, gate: str = "") -> OnDouble:
     )
     if gate:
         put_wrong(gate)
+        torch.nn.modules.module.register_module_forward_hook(
+            lambda *_: EARLY.append(place.record())
+        )
     return place
 
 
@@ -89,11 +92,12 @@ def _queue(stream: Stream) -> None:
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm
 
 
-def put_megatron(place: OnDouble) -> None:
+def put_megatron(place: OnDouble, *, reads_norm: bool = True) -> None:
     """Megatron's update is queued: the gradients in the optimizer's precision, its step, and the
     cast to the model's. Where gradients are clipped the host waits for their norm, as Megatron
     does.
     """
+    from megatron.core.optimizer import ChainedOptimizer
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     cast = DistributedOptimizer._copy_main_params_to_model_params
@@ -140,7 +144,19 @@ def put_megatron(place: OnDouble) -> None:
             one.is_stepping = False
 
     torch.optim.AdamW = AdamW
+    if not reads_norm:
+        ChainedOptimizer.get_grad_norm = lambda _: 0.0
     DistributedOptimizer._copy_main_params_to_model_params = queued
     DistributedOptimizer.prepare_grads = prepared
     DistributedOptimizer.step_with_ready_grads = stepped
     DistributedOptimizer._init_optimizer_states_with_dummy_values = made
+
+
+def order_megatron(place: OnDouble) -> None:
+    """What a model's parts exchange, where the groups are made: a forward pass reads at once what
+    tensor-parallel ranks reduce. Megatron itself synchronizes behind what stages send each other.
+    """
+    from megatron.core import parallel_state
+
+    place.order_in(parallel_state.get_tensor_model_parallel_group())
+    torch.cuda.synchronize = lambda *_, **__: place.order()

@@ -22,11 +22,13 @@ from tests.training.adapters.runs import (
     WIDTH,
     WORLD,
     Run,
+    assert_is_found,
     assert_resumes_as_from,
     network,
     with_fault,
     without_fault,
 )
+from tests.training.ranks.behind import WRONG
 from tests.training.ranks.jobs import BATCH, assert_same
 
 pytestmark = pytest.mark.long
@@ -91,6 +93,10 @@ class Points(TrainerCallback):  # type: ignore[misc]  # lightning is Any where t
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         self.run.at(self.rank, "begin", trainer.global_step + 1)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if trainer.fit_loop.batch_idx % ACCUMULATED == ACCUMULATED - 1:
+            self.run.at(self.rank, "backward", trainer.global_step + 1)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.run.at(self.rank, "reduced", trainer.global_step + 1)
@@ -176,3 +182,12 @@ def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, p
     gasp = with_fault(script, tmp_path, {rank: point}, double=True)
     own = assert_is_its_own(gasp, on_double)
     assert_resumes_as_from(own, script, tmp_path, gasp, double=True)
+
+
+@pytest.mark.clause("T229")
+@pytest.mark.parametrize("gate", sorted(WRONG))
+def test_each_wrong_gate_is_found(tmp_path: Path, on_double: Path, gate: str) -> None:
+    """Lightning's host waits for all ranks at each batch: one that dies has come to the last of an
+    update, and the others are ahead of their devices for the rest of that one only.
+    """
+    assert_is_found(script, tmp_path, gate, on_double, assert_is_its_own, "backward")

@@ -22,6 +22,7 @@ from acpfs.errors import ConfigError
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus, Manifest
 from tests.training.adapters import megatron_on_processors, on_double
+from tests.training.ranks.behind import FLAG, MANY, SLOW_S, WRONG, OnDouble
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import assert_same
 
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.long
 WORLD = 4
 STEPS = 8
 DIES = 5
+KILLS = 20
+"""Within so many a wrong gate is found."""
+END_S = 600.0
+"""Megatron starts a process for each save, which takes its time on a busy machine."""
 WIDTH = 16
 TOKENS = 4
 EXPERTS: dict[str, Any] = {
@@ -64,6 +69,13 @@ class Run:
     """Whether on the double of a device that runs behind its host; else over gloo."""
     clips: bool = True
     """Whether gradients are clipped: Megatron waits for their norm."""
+    reads_norm: bool = True
+    """Whether it does where gradients are not clipped, too, as Megatron-Core 0.16.1."""
+    world: int = WORLD
+    gate: str = ""
+    """Which one is wrong; empty: none."""
+    slow: int = -1
+    """The rank whose collectives take longer from update `DIES` on, on the double."""
     swaps: bool = False
     """Whether averaged parameters are swapped in behind each update, where all ranks meet."""
 
@@ -159,6 +171,7 @@ class Training:
             seq_length=TOKENS,
             micro_batch_size=1,
         )
+        self.at("backward")
         finalize_model_grads([self.model])
         self.at("reduce")
         succeeded, _, _ = self.optimizer.step()
@@ -230,15 +243,16 @@ def as_rank(rank: int, run: Run, name: str) -> None:
 
     megatron_on_processors.stand_in()
     store = run.directory.parent / f"store-{name}"
-    order: Callable[[], object] = int
+    place: OnDouble | None = None
     if run.double and not run.resumed:  # its loader gathers what no device has
-        place = on_double.join(rank, WORLD, store)
-        on_double.put_megatron(place)
-        order = place.order
+        place = on_double.join(rank, run.world, store, run.gate)
+        on_double.put_megatron(place, reads_norm=run.reads_norm)
     else:
-        join_group(rank, WORLD, store)
+        join_group(rank, run.world, store)
     training = Training(rank, run)
-    training.order = order
+    if place is not None:
+        training.order = place.order
+        on_double.order_megatron(place)
     if run.resumed:
         with (
             torch.no_grad()
@@ -253,17 +267,22 @@ def as_rank(rank: int, run: Run, name: str) -> None:
             training.end_of_step()
             torch.save(training.state(), run.directory.parent / f"{name}-{number}-{rank}.pt")
         return
+    # else the exception comes before a wrong gate is passed
+    settings: dict[str, Any] = {"interrupt_after_s": 2.0} if run.gate else {}
     protection = protect_megatron(
         run.directory,
         model=[training.model],
         optimizer=training.optimizer,
         scheduler=training.scheduler,
         common=lambda step: {"of the script": step * 8},
+        **settings,
     )
     with protection:
         number = 0
 
         def at(point: str) -> None:
+            if place is not None and rank == run.slow and point == "backward" and number >= DIES:
+                place.stream.slow_s = SLOW_S
             if number >= DIES and run.dies.get(rank) == point:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -278,7 +297,8 @@ def as_rank(rank: int, run: Run, name: str) -> None:
             return found
 
         training.model.start_param_sync = gathers
-        for number in range(1, STEPS + 1):  # noqa: B007  # `at` looks at it
+        # garbage ends no loop
+        for number in range(1, (MANY if run.gate else STEPS) + 1):  # noqa: B007  # `at` looks at it
             training.step()
             if run.swaps:
                 with protection.long_operation(), swapped(training.optimizer):
@@ -302,8 +322,8 @@ def swapped(optimizer: Any) -> Iterator[None]:
 
 def end(run: Run, name: str, expected: list[int]) -> None:
     run.directory.mkdir(parents=True, exist_ok=True)
-    with Ranks(WORLD, run.directory.parent, lambda rank: as_rank(rank, run, name)) as ranks:
-        assert ranks.statuses(120) == expected, f"{ranks.statuses()} {ranks.said()}"
+    with Ranks(run.world, run.directory.parent, lambda rank: as_rank(rank, run, name)) as ranks:
+        assert ranks.statuses(END_S) == expected, f"{ranks.statuses()} {ranks.said()}"
 
 
 @pytest.fixture(scope="module")
@@ -315,12 +335,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(run: Run, place: Path) -> Path:
     """Each rank's state at the end of each step of a run without a fault; made once per layout."""
     layout = f"{run.tensor_parallel}-{run.precision}-{run.pipeline}-{run.context}-{run.experts}"
+    layout += f"-{run.world}"
     layout += "-double" if run.double else ""
     layout += "" if run.clips else "-not-clipped"
-    clean: dict[str, Any] = {"dies": {}, "swaps": False}
+    layout += "" if run.reads_norm else "-no-norm"
+    clean: dict[str, Any] = {"dies": {}, "swaps": False, "gate": "", "slow": -1}
     same = replace(run, directory=place / layout / "run", protected=False, **clean)
     if not same.directory.exists():
-        end(same, "whole", [0] * WORLD)
+        end(same, "whole", [0] * run.world)
     return same.directory.parent
 
 
@@ -338,7 +360,7 @@ def left(run: Run) -> Manifest:
     end(
         run,
         "run",
-        [-signal.SIGKILL if rank in run.dies else ExitStatus.SAVED for rank in range(WORLD)],
+        [-signal.SIGKILL if rank in run.dies else ExitStatus.SAVED for rank in range(run.world)],
     )
     (found,) = run.directory.glob("iter_*/gasp.json")
     return verify(found.parent)
@@ -350,8 +372,8 @@ def assert_is_its_step(run: Run, manifest: Manifest, place: Path) -> None:
     assert manifest.step in (DIES - 1, DIES)
     assert not manifest.differing
     assert (run.directory / "latest_checkpointed_iteration.txt").read_text() == f"{manifest.step}\n"
-    end(replace(run, resumed=True, dies={}), "resumed", [0] * WORLD)
-    for rank in range(WORLD):
+    end(replace(run, resumed=True, dies={}), "resumed", [0] * run.world)
+    for rank in range(run.world):
         loaded = torch.load(run.directory.parent / f"resumed-loaded-{rank}.pt", weights_only=False)
         expected = torch.load(expecting / f"whole-{manifest.step}-{rank}.pt", weights_only=False)
         assert_same(loaded, expected, f"rank {rank}")
@@ -447,13 +469,87 @@ def test_a_rank_dies_on_the_double(tmp_path: Path, place: Path, dies: dict[int, 
     assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}
 
 
+PARALLEL: dict[str, dict[str, Any]] = {
+    "tensor": {"tensor_parallel": 2},
+    "pipeline": {"pipeline": 2},
+    "context": {"context": 2},
+    "experts": {"experts": 4},
+    "tensor, pipeline and context": {
+        "tensor_parallel": 2,
+        "pipeline": 2,
+        "context": 2,
+        "world": 2 * WORLD,
+    },
+    "pipeline and experts": {"pipeline": 2, "experts": 4, "world": 2 * WORLD},
+}
+
+
 @pytest.mark.clause("T228")
+@pytest.mark.parametrize("layout", PARALLEL)
+@pytest.mark.parametrize("dies", [{1: "forward"}, {3: "reduce"}, {0: "updating"}, {2: "cast"}])
+def test_a_rank_of_a_parallel_model_dies_on_the_double(
+    tmp_path: Path, place: Path, layout: str, dies: dict[int, str]
+) -> None:
+    """With what parts of a model exchange in forward and backward passes."""
+    gasp(Run(tmp_path / "run", double=True, dies=dies, **PARALLEL[layout]), place)
+
+
 @pytest.mark.clause("T228")
 @pytest.mark.parametrize("dies", [{1: "forward"}, {3: "reduce"}, {2: "updated"}])
 def test_nothing_waits_before_the_update_on_the_double(
     tmp_path: Path, place: Path, dies: dict[int, str]
 ) -> None:
-    gasp(Run(tmp_path / "run", double=True, clips=False, dies=dies), place)
+    gasp(Run(tmp_path / "run", double=True, clips=False, reads_norm=False, dies=dies), place)
+
+
+BEHIND_GLOO: dict[str, Any] = {"dies": {1: "updated"}, "slow": 3}
+"""The second gate, over gloo, is passed when all hosts are there: one dies behind it, and the
+gradients of another one are not there yet.
+"""
+
+
+@pytest.mark.clause("T228")
+@pytest.mark.parametrize("gate", sorted(WRONG))
+def test_each_wrong_gate_is_found(tmp_path: Path, place: Path, gate: str) -> None:
+    """Where nothing waits before the update. Where nobody looks at the hold the second gate is deaf
+    as well.
+    """
+    fault = {"dies": {1: "forward"}} if gate == FLAG else BEHIND_GLOO
+    outcomes: list[list[int]] = []
+    for kill in range(KILLS):
+        directory = tmp_path / str(kill) / "run"
+        run = Run(directory, double=True, clips=False, reads_norm=False, gate=gate, **fault)
+        if is_wrong(run, place, outcomes):
+            return
+    pytest.fail(f"{gate} was not found: {outcomes}")
+
+
+@pytest.mark.clause("T228")
+@pytest.mark.parametrize("gate", sorted(WRONG.keys() - {FLAG}))
+def test_the_norm_is_a_gate_too(tmp_path: Path, place: Path, gate: str) -> None:
+    """Who has read it has its gradients, and nobody passes the second gate before all have."""
+    run = Run(tmp_path / "run", double=True, clips=False, gate=gate, **BEHIND_GLOO)
+    outcomes: list[list[int]] = []
+    assert not is_wrong(run, place, outcomes), outcomes
+    assert list(run.directory.glob("iter_*/gasp.json")), outcomes
+
+
+def is_wrong(run: Run, place: Path, outcomes: list[list[int]]) -> bool:
+    """Whether what is left is of an update that nobody could have done without the dead, or not
+    that one's state.
+    """
+    run.directory.mkdir(parents=True)
+    with Ranks(run.world, run.directory.parent, lambda rank: as_rank(rank, run, "run")) as ranks:
+        outcomes.append(ranks.statuses(END_S))
+    for found in run.directory.glob("iter_*/gasp.json"):
+        manifest = verify(found.parent)
+        if manifest.step > DIES:
+            return True
+        try:
+            assert_is_its_step(run, manifest, place)
+        except AssertionError:
+            return True
+    return False
 
 
 @pytest.mark.clause("T62")

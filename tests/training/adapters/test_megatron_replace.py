@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from acpfs.training import resilient
 from tests.training.adapters import megatron_on_processors, on_double
-from tests.training.adapters.test_megatron import STEPS, WORLD, Run, Training
+from tests.training.adapters.test_megatron import PARALLEL, STEPS, Run, Training
 from tests.training.ranks.asynchronous import BACKEND
 from tests.training.ranks.behind import OnDouble
 from tests.training.ranks.forked import Ranks, join_group
@@ -61,6 +61,7 @@ def train(run: Any, place: Path, layout: Run, process: int, device: OnDouble | N
         made.append(Training(rank, layout))
         if device is not None:
             made[0].order = device.order
+            on_double.order_megatron(device)
         made[0].at = at
         return [made[0].model], made[0].optimizer, made[0].scheduler, 0
 
@@ -92,14 +93,15 @@ def train(run: Any, place: Path, layout: Run, process: int, device: OnDouble | N
 
 def without_fault(rank: int, place: Path, layout: Run) -> None:
     warnings.simplefilter("ignore")
-    device = on_double.join(rank, WORLD, place / "store") if layout.double else None
+    device = on_double.join(rank, layout.world, place / "store") if layout.double else None
     if device is None:
-        join_group(rank, WORLD, place / "store")
+        join_group(rank, layout.world, place / "store")
     else:
         on_double.put_megatron(device)
     training = Training(rank, layout)
     if device is not None:
         training.order = device.order
+        on_double.order_megatron(device)
     for number in range(1, STEPS + 1):
         step_of(training, number)
     torch.save(training.state(), place / f"whole-{rank}.pt")
@@ -140,12 +142,29 @@ def test_a_rank_is_replaced_on_the_double(
     goes_on(tmp_path, Run(tmp_path / "run", double=True, clips=clips, dies=dies))
 
 
+@pytest.mark.clause("T145", "T228")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", PARALLEL)
+@pytest.mark.parametrize("dies", [{1: "forward"}, {3: "updating"}])
+def test_a_rank_of_a_parallel_model_is_replaced_on_the_double(
+    tmp_path: Path, layout: str, dies: dict[int, str]
+) -> None:
+    goes_on(tmp_path, Run(tmp_path / "run", double=True, dies=dies, **PARALLEL[layout]))
+
+
+@pytest.mark.clause("T145")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", PARALLEL)
+def test_a_rank_of_a_parallel_model_is_replaced(tmp_path: Path, layout: str) -> None:
+    goes_on(tmp_path, Run(tmp_path / "run", dies={1: "gated"}, **PARALLEL[layout]))
+
+
 def goes_on(tmp_path: Path, layout: Run) -> None:
     """A job ends as one without a fault, bit for bit."""
     dies = layout.dies
     megatron_on_processors.stand_in()
-    with Ranks(WORLD, tmp_path, lambda rank: without_fault(rank, tmp_path, layout)) as ranks:
-        assert ranks.statuses(JOB_S) == [0] * WORLD, ranks.said()
+    with Ranks(layout.world, tmp_path, lambda rank: without_fault(rank, tmp_path, layout)) as ranks:
+        assert ranks.statuses(JOB_S) == [0] * layout.world, ranks.said()
 
     def main(rank: int, process: int) -> None:
         device = None
@@ -154,11 +173,11 @@ def goes_on(tmp_path: Path, layout: Run) -> None:
             on_double.put_megatron(device)
         resilient(layout.directory)(train)(tmp_path, layout, process, device)
 
-    with Replaced(WORLD, tmp_path, main) as replaced:
+    with Replaced(layout.world, tmp_path, main) as replaced:
         assert isinstance(replaced, Replaced)
         counts = replaced.tend(timeout_s=JOB_S)
     assert all(counts[rank] > 1 for rank in dies)
-    for rank in range(WORLD):
+    for rank in range(layout.world):
         found, expected = (
             torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=False)
             for name in ("end", "whole")

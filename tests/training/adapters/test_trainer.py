@@ -20,7 +20,7 @@ from tests.training.adapters.runs import (
     with_fault,
     without_fault,
 )
-from tests.training.ranks.behind import FLAG
+from tests.training.ranks.behind import WRONG
 from tests.training.ranks.jobs import assert_same
 
 pytestmark = pytest.mark.long
@@ -149,8 +149,6 @@ def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, p
 
 
 @pytest.mark.clause("T229")
-def test_a_hold_that_nobody_looks_at_is_found_on_the_double(
-    tmp_path: Path, on_double: Path
-) -> None:
-    gasp = with_fault(script, tmp_path, {1: "begin"}, double=True, gate=FLAG)
-    assert_is_found(gasp, on_double, assert_is_its_own)
+@pytest.mark.parametrize("gate", sorted(WRONG))
+def test_each_wrong_gate_is_found(tmp_path: Path, on_double: Path, gate: str) -> None:
+    assert_is_found(script, tmp_path, gate, on_double, assert_is_its_own)

@@ -37,7 +37,11 @@ BACKEND = "asynchronous"
 SLOT_BYTES = 1 << 20
 """Room of one rank for one tensor; pages that nobody touches take nothing."""
 _NUMBERS_BYTES = 4096
+_PAIRS = 1024
+"""Where the numbers of what one rank sends to another begin; before it are those of collectives."""
 SPINS_S = 200e-6
+_ROOM_BYTES = 1 << 16
+"""Of a rank, where parts of different sizes are exchanged."""
 _LIBC = ctypes.CDLL(None)
 _LOCK_BYTES = 64
 
@@ -159,19 +163,23 @@ class _Work(dist._Work):  # type: ignore[misc]  # torch is not there where types
 class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
     """Of one rank."""
 
+    is_read_at_once = False
+    """What it gives is in a forward pass, where a stream would have order."""
+
     def __init__(self, store: Any, rank: int, world: int, stream: Stream, directory: Path) -> None:
         super().__init__(rank, world)
         self._rank = rank
         self._world = world
         self._stream = stream
         self._begun = 0
-        self.is_read_at_once = False
-        """What it reduces is in a forward pass, where a stream would have order."""
         self._aborted = threading.Event()
         if rank == 0:
             store.set("memory", str(directory / f"memory-{uuid.uuid4().hex}"))
         path = store.get("memory").decode()
-        size = _NUMBERS_BYTES + 2 * world * SLOT_BYTES
+        self._between: dict[tuple[int, int], int] = {}
+        """(sender, receiver) → how many have begun."""
+        assert _PAIRS + 16 * world * world <= _NUMBERS_BYTES
+        size = _NUMBERS_BYTES + 2 * world * (1 + world) * SLOT_BYTES  # most of it is a hole
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
         os.ftruncate(descriptor, size)
         self._memory = mmap.mmap(descriptor, size)
@@ -191,12 +199,13 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- on the stream
 
-    def _exchanged(self, number: int, data: bytes) -> list[bytes]:
-        """Everybody's; spins until all are there.
+    def _exchanged(self, number: int, data: bytes, room: int = 0) -> list[bytes]:
+        """Everybody's; spins until all are there. `room`: so much of it is read; 0: as much as this
+        rank has.
 
         Two halves in turns: who is two collectives ahead knows that all have read this one.
         """
-        assert len(data) <= SLOT_BYTES
+        assert len(data) <= (room or SLOT_BYTES) <= SLOT_BYTES
         half = _NUMBERS_BYTES + (number % 2) * self._world * SLOT_BYTES
         own = half + self._rank * SLOT_BYTES
         self._memory[own : own + len(data)] = data
@@ -208,7 +217,18 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
                 if self._aborted.wait(SPINS_S):
                     raise AbortedError
         places = [half + rank * SLOT_BYTES for rank in range(self._world)]
-        return [self._memory[place : place + len(data)] for place in places]
+        return [self._memory[place : place + (room or len(data))] for place in places]
+
+    def _pair(self, sender: int, receiver: int) -> tuple[int, int]:
+        """(where the numbers of what was sent and was received are, its first slot)."""
+        pair = sender * self._world + receiver
+        return _PAIRS + 16 * pair, _NUMBERS_BYTES + 2 * (self._world + pair) * SLOT_BYTES
+
+    def _spin(self, place: int, number: int) -> None:
+        """Until it is `number` there."""
+        while struct.unpack_from("<Q", self._memory, place)[0] < number:
+            if self._aborted.wait(SPINS_S):
+                raise AbortedError
 
     def _go(
         self,
@@ -243,13 +263,20 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
                     if is_only_read:
                         continue
                     for left in sent if written is None else written:
-                        left.copy_(torch.randn(left.shape).to(left.dtype))
+                        _leave_anything(left)
 
+        return self._launched(
+            work, sent if written is None else written, is_read_at_once=is_read_at_once
+        )
+
+    def _launched(
+        self, work: Callable[[], None], found: Sequence[Any], *, is_read_at_once: bool = False
+    ) -> _Work:
         self._stream.launch(work)
         event = self._stream.record()
-        if is_read_at_once:
+        if is_read_at_once or self.is_read_at_once:
             event.synchronize()
-        return _Work(list(sent if written is None else written), event)
+        return _Work(list(found), event)
 
     # -- what torch calls
 
@@ -258,7 +285,6 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._go(
             tensors,
             lambda number, all_: tensors[number].copy_(reduced(all_)),
-            is_read_at_once=self.is_read_at_once,
         )
 
     def broadcast(self, tensors: Any, opts: Any = None) -> _Work:
@@ -295,6 +321,15 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
             output.copy_(reduced(all_).reshape(-1).chunk(self._world)[self._rank].view_as(output))
 
         return self._go([source], take, [output])
+
+    def reduce(self, tensors: Any, opts: Any = None) -> _Work:
+        reduced = _reducing(opts)
+
+        def take(number: int, all_: list[Any]) -> None:
+            if self._rank == opts.rootRank:
+                tensors[number].copy_(reduced(all_))
+
+        return self._go(tensors, take, is_only_read=self._rank != opts.rootRank)
 
     # torch's newer names of the two
     all_gather_single = _allgather_base
@@ -334,8 +369,87 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._go([sent], take, [room], is_read_at_once=True)
 
+    def alltoall_base(
+        self, output: Any, source: Any, takes: Sequence[int], gives: Sequence[int], opts: Any = None
+    ) -> _Work:
+        """Of a forward or backward pass: what comes next reads it."""
+        self._begun += 1
+        number = self._begun
+        row = source[:1].numel()
+        sizes = list(gives) or [source.shape[0] // self._world] * self._world
+        counts = [int(size) * row for size in sizes]
+
+        def work() -> None:
+            own = struct.pack(f"<{self._world}Q", *counts)
+            own += source.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            try:
+                found = self._exchanged(number, own, room=_ROOM_BYTES)
+            except AbortedError:
+                _leave_anything(output)
+                return
+            parts = bytearray()
+            for data in found:
+                theirs = struct.unpack_from(f"<{self._world}Q", data)
+                begin = 8 * self._world + sum(theirs[: self._rank]) * source.element_size()
+                end = begin + theirs[self._rank] * source.element_size()
+                parts += data[begin:end]
+            if parts:
+                output.view(-1).copy_(torch.frombuffer(parts, dtype=source.dtype))
+
+        return self._launched(work, [output], is_read_at_once=True)
+
+    all_to_all_single = alltoall_base
+
+    def send(self, tensors: Any, receiver: int, tag: int = 0) -> _Work:
+        """Two slots in turns: it is on its way when there is room."""
+        (one,) = tensors
+        numbers, slots = self._pair(self._rank, receiver)
+        number = self._next(self._rank, receiver)
+
+        def work() -> None:
+            data = one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            assert len(data) <= SLOT_BYTES
+            try:
+                self._spin(numbers + 8, number - 2)
+            except AbortedError:
+                return
+            place = slots + (number % 2) * SLOT_BYTES
+            self._memory[place : place + len(data)] = data
+            struct.pack_into("<Q", self._memory, numbers, number)
+
+        return self._launched(work, [one])
+
+    def recv(self, tensors: Any, sender: int, tag: int = 0) -> _Work:
+        (one,) = tensors
+        numbers, slots = self._pair(sender, self._rank)
+        number = self._next(sender, self._rank)
+        room = one.detach()
+
+        def work() -> None:
+            try:
+                self._spin(numbers, number)
+            except AbortedError:
+                _leave_anything(room)
+                return
+            place = slots + (number % 2) * SLOT_BYTES
+            data = self._memory[place : place + room.numel() * room.element_size()]
+            room.copy_(torch.frombuffer(bytearray(data), dtype=room.dtype).view(room.shape))
+            struct.pack_into("<Q", self._memory, numbers + 8, number)
+
+        return self._launched(work, [one])
+
+    def _next(self, sender: int, receiver: int) -> int:
+        pair = (sender, receiver)
+        self._between[pair] = self._between.get(pair, 0) + 1
+        return self._between[pair]
+
     def barrier(self, opts: Any = None) -> _Work:
         return self._go([torch.zeros(1)], lambda *_: None, is_read_at_once=True)
+
+
+def _leave_anything(room: Any) -> None:
+    """As an abort does."""
+    room.copy_(torch.randn(room.shape).to(room.dtype))
 
 
 def _reducing(opts: Any) -> Callable[[list[Any]], Any]:
