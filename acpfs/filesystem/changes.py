@@ -413,6 +413,9 @@ class Changes:
         self._date_back(node, last.seq)
         self._table.touch(node, mtime=False)
         self._give_rights_to_last(node)
+        if self._contents.differs_from_staged(last):
+            self._contents.dirtied(node)
+            self.freeze(node)
         return True
 
     def _give_rights_to_last(self, node: Node) -> None:

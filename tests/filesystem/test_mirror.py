@@ -22,6 +22,7 @@ import trio
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane
 from acpfs.ram.spill_directory import SpillDirectory
@@ -508,6 +509,37 @@ async def outdated(made: World, synced: bytes) -> tuple[Ino, str]:
         await all_mirrored(made)
     spilling(made).spill.set_budget(1)
     return attributes.ino, copy.name
+
+
+@pytest.mark.clause("X11")
+def test_what_is_shown_again_as_a_half_is_discarded_is_what_is_stored(tmp_path: Path) -> None:
+    """The version that it goes back to was staged, and its file was written to in place since."""
+    synced = b"s" * LARGE
+    later = b"later" + synced[5:]
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        opened, attributes = await made.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        made.engine.hold(False)
+        await until(made, lambda: is_staged(made, attributes.ino))
+        os.pwrite(opened.backing_fd, b"later", 0)
+        await made.close(opened)
+        with made.fs.lock:
+            assert made.inner.interrupted.discard(b"f") == (1, [])
+        assert await made.read(attributes.ino, 2 * LARGE) == later
+
+    async def after(made: World) -> None:
+        ino = (await made.do(made.fs.lookup(ROOT, b"f"))).ino
+        assert await made.read(ino, 2 * LARGE) == later
+        await made.drained()
+        assert tree(made.backing) == {"first": "dir", "f": later}
+
+    killed = {"closing": lambda _pid: Closing.KILL}
+    run(tmp_path, before, passthrough=True, make_lower=MakesNone, **killed, **OUTDATED)
+    run(tmp_path, after, **OUTDATED)
 
 
 @pytest.mark.clause("X11")

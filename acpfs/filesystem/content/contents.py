@@ -265,6 +265,19 @@ class Contents:
         self.adopt_version(node, last.version)
         return last
 
+    @staticmethod
+    def differs_from_staged(op: Op) -> bool:
+        """Whether the kernel may have written to a version's bytes since they were staged (X11):
+        then what RAM has, and the mount shows, is not what would be stored.
+        """
+        version = op.version
+        return (
+            version is not None
+            and bool(version.tier_id)
+            and version.is_staged
+            and not version.digest
+        )
+
     def drop(self, node: Node) -> None:
         """The node's content is not needed any more (evicted, deleted, or outdated)."""
         self._put(node, COLD)

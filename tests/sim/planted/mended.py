@@ -276,4 +276,12 @@ MENDED_BUGS = [
         "            and not self._is_removed_since(op)\n",
         "",
     ),
+    Bug(
+        "older-staged-after-discard",
+        "as a half is discarded, what is shown has later writes than what was staged",
+        "filesystem/changes.py",
+        "        if self._contents.differs_from_staged(last):\n",
+        "        if False:\n",
+        profiles=("lane",),
+    ),
 ]

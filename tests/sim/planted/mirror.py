@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.sim.planted.bug import Bug
 
 MIRROR = "writeback/sources/mirror.py"
+SPILL = "writeback/sources/spill.py"
+SALVAGE = "filesystem/salvage.py"
 ONLY_MIRROR = ("mirror",)
 LANE_TOO = ("mirrored-lane",)
 
@@ -53,6 +55,42 @@ MIRROR_BUGS = [
         equivalent=(
             "what comes later under one of their names, or to their node, waits for the journal "
             "all the same (`UnknownOps.would_spoil`)"
+        ),
+    ),
+    Bug(
+        "outdated-copy-goes-at-once",
+        "what the kernel has written on loses its copy before there is another one",
+        SPILL,
+        "        if self.mirror is None or version.vid in self.moved:\n",
+        "        if True:\n",
+        LANE_TOO,
+        unreached=(
+            "RAM is lost beside such a copy in few histories (6 lives of 240 histories); "
+            "`tests/filesystem/test_mirror.py` has it"
+        ),
+    ),
+    Bug(
+        "outdated-copy-taken",
+        "after the loss of RAM the copy counts, though what was staged is newer",
+        SALVAGE,
+        'is_outdated = copy is not None and version["digest"] not in ("", copy["digest"])',
+        "is_outdated = False",
+        LANE_TOO,
+        unreached=(
+            "RAM is lost beside such a copy in few histories (6 lives of 240 histories); "
+            "`tests/filesystem/test_mirror.py` has it"
+        ),
+    ),
+    Bug(
+        "outdated-copy-not-known-again",
+        "the next worker removes copies that the kernel has written on since",
+        SPILL,
+        "            self._find_outdated(found)\n",
+        "",
+        LANE_TOO,
+        unreached=(
+            "RAM is lost beside such a copy in few histories (6 lives of 240 histories); "
+            "`tests/filesystem/test_mirror.py` has it"
         ),
     ),
     Bug(
