@@ -46,20 +46,37 @@ _LIBC = ctypes.CDLL(None)
 _LOCK_BYTES = 64
 
 
+class Waiting:
+    """How who synchronizes waits in C: as CUDA does by default, or as with its blocking
+    synchronization, where the processor is left to others.
+    """
+
+    spins = True
+
+    @classmethod
+    def kind(cls) -> str:
+        """Of glibc's locks; any thread may unlock either."""
+        return "spin" if cls.spins else "mutex"
+
+
 class Event:
-    """A mark on a stream. Whoever synchronizes with it spins in C, as in CUDA."""
+    """A mark on a stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._is_done = False
         self._lock = ctypes.create_string_buffer(_LOCK_BYTES)
-        _LIBC.pthread_spin_init(self._lock, 0)
-        _LIBC.pthread_spin_lock(self._lock)
+        self._kind = Waiting.kind()
+        getattr(_LIBC, f"pthread_{self._kind}_init")(self._lock, 0)
+        self._do("lock")
+
+    def _do(self, what: str) -> None:
+        getattr(_LIBC, f"pthread_{self._kind}_{what}")(self._lock)
 
     def reach(self) -> None:
         """On the stream."""
         self._is_done = True
-        _LIBC.pthread_spin_unlock(self._lock)
+        self._do("unlock")
 
     def query(self) -> bool:
         self._stream.look_whether_broken()
@@ -67,8 +84,8 @@ class Event:
 
     def synchronize(self) -> None:
         """No exception of another thread gets through to who is in here."""
-        _LIBC.pthread_spin_lock(self._lock)
-        _LIBC.pthread_spin_unlock(self._lock)
+        self._do("lock")
+        self._do("unlock")
         self._stream.look_whether_broken()
 
 

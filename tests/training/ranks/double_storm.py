@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+SPINS_EVERY = 4
 RIGHT = "right"
 TOO_LATE = "the loop had ended"
 TOO_EARLY = "nothing to save yet"
@@ -87,12 +88,19 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument(
+        "--spins-every",
+        type=int,
+        default=SPINS_EVERY,
+        help="in one of so many jobs the host spins for its device; in the others it blocks",
+    )
     parser.add_argument("--libraries", help="where what acpfs depends on is, if not here")
     given = parser.parse_args()
     if given.libraries:
         sys.path.append(given.libraries)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    from tests.training.ranks.asynchronous import Waiting
     from tests.training.ranks.behind import LAYOUTS
 
     chance = random.Random(given.seed)
@@ -105,6 +113,7 @@ def main() -> int:
                 break
             how = chance.choice(("protect", "protect", "resilient"))
             kind = chance.choice(sorted(LAYOUTS) if how == "protect" else ("ddp", "fsdp", "hsdp"))
+            Waiting.spins = number % given.spins_every == 0
             directory = Path(base) / str(number)
             directory.mkdir()
             judge = protected if how == "protect" else replaced
