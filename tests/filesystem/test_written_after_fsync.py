@@ -297,3 +297,34 @@ def test_what_the_next_mount_shows_of_a_staged_version_is_stored(
             assert (w.backing / "f").read_bytes() == shown
 
     trio.run(main)
+
+
+@pytest.mark.clause("X11")
+def test_what_an_earlier_version_got_of_a_half_goes_with_it(tmp_path: Path) -> None:
+    """Two were synced, the first one was read again since: it has what was written behind both."""
+    settings: dict[str, Any] = {"budget_bytes": 128 << 20, "max_dirty_age_s": 0}
+
+    async def main() -> None:
+        async with world(tmp_path, unknown_bytes=1 << 20, **settings) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            opened, _attributes = await w.create(b"f")
+            assert opened.lane is Lane.PASSTHROUGH
+            for byte in (b"1", b"2"):
+                os.pwrite(opened.backing_fd, byte * LARGE, 0)
+                await w.do(w.fs.fsync(opened.handle, False))
+            first, second = (op.version for op in w.log if op.version is not None)
+            os.pwrite(opened.backing_fd, b"half", LARGE)
+            with w.fs.lock, w.state.step():
+                assert not w.inner.changes.still_frozen(first)
+            assert (first.size, second.size) == (LARGE + 4, LARGE)
+        async with world(tmp_path, **settings) as w:
+            with w.fs.lock, w.state.step():
+                assert w.inner.interrupted.discard(b"f") == (1, [])
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            assert await w.read(ino, 2 * LARGE) == b"2" * LARGE
+            sizes = {op.version.size for op in w.log if op.version is not None}
+            assert sizes == {LARGE}
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == b"2" * LARGE
+
+    trio.run(main)

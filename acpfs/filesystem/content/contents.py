@@ -244,8 +244,19 @@ class Contents:
         elif not version.is_local:
             self.adopt_overflow(node, overflowed(version.staging_name, sealed=True))
         else:
+            self._shorten_earlier(version)
             self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
             self.adopt(node, version.tier_id)
+
+    def _shorten_earlier(self, last: Version) -> None:
+        """Earlier versions in the same tier file end where the last one does: what one of them got
+        behind that, as it was read again (X11), is of a half that goes. Else the file could not be
+        cut, and who reads past the daemon would see that half.
+        """
+        for version in self._versions.on(last.tier_id):
+            if version.size > last.size and version.state is not VersionState.COMMITTED:
+                version.size = last.size
+                self.kernel.renew(version)
 
     def go_back(self, node: Node) -> Op | None:
         """Give a node what was complete last; returns its STORE, or None where that is the backing

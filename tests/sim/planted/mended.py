@@ -284,4 +284,12 @@ MENDED_BUGS = [
         "        if False:\n",
         profiles=("lane",),
     ),
+    Bug(
+        "earlier-keeps-the-half",
+        "an earlier version keeps what a discarded half wrote behind the last one, and it is shown",
+        "filesystem/content/contents.py",
+        "            self._shorten_earlier(version)\n",
+        "",
+        profiles=("mirrored-lane",),
+    ),
 ]
