@@ -102,8 +102,12 @@ ROWS = (
     ),
     Row(
         "DeepSpeed",
-        ("refused: nobody else holds a shard", RUNS, SAME, NOT_TRIED),
-        ("test_a_shard_that_nobody_else_holds_is_refused", "test_a_rank_of_zero_is_replaced"),
+        ("refused: nobody else holds a shard", RUNS, SAME, DOUBLE),
+        (
+            "test_a_shard_that_nobody_else_holds_is_refused",
+            "test_a_rank_of_zero_is_replaced",
+            "test_a_rank_of_zero_is_replaced_on_the_double",
+        ),
     ),
     Row(
         "torchtitan's trainer, with copies or `buddy_every`",

@@ -271,10 +271,7 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
                     found = self._exchanged(first + number, flat.numpy().tobytes())
                     take(
                         number,
-                        [
-                            torch.frombuffer(bytearray(data), dtype=one.dtype).view(one.shape)
-                            for data in found
-                        ],
+                        [_as_tensor(data, one) for data in found],
                     )
                 except AbortedError:
                     if is_only_read:
@@ -462,6 +459,13 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> _Work:
         return self._go([torch.zeros(1)], lambda *_: None, is_read_at_once=True)
+
+
+def _as_tensor(data: bytes, like: torch.Tensor) -> torch.Tensor:
+    """What another rank sent; it may be empty."""
+    if not data:
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape)
 
 
 def _leave_anything(room: Any) -> None:

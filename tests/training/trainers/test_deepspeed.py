@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from acpfs.training.frameworks.deepspeed import (
     restore_deepspeed,
 )
 from tests.rig.ports import free_port
+from tests.training.ranks.asynchronous import AsynchronousGroup
+from tests.training.ranks.behind import OnDouble, OnProcessors, Place
 from tests.training.ranks.jobs import BATCH, WIDTH, assert_same, network
 from tests.training.ranks.replaced import STEPS, WORLD, Replaced
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is imported
 import deepspeed
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 # None of its operations is compiled while a job waits: that takes minutes, and training needs none.
 deepspeed.ops.__compatible_ops__ = {}
@@ -33,7 +38,27 @@ pytestmark = pytest.mark.long
 clause = pytest.mark.clause
 
 
-def engine_of(stage: int, *, bfloat16: bool, **more: Any) -> Any:
+def put_on_double(directory: Path) -> OnDouble:
+    """Of this process, before its first group. DeepSpeed computes with what is reduced, and casts
+    behind the update: a stream would have order, and the host waits for this one.
+    """
+    place = OnDouble()
+    place.enter(directory)
+    AsynchronousGroup.is_read_at_once = True
+    for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+        steps = kind._optimizer_step
+
+        def stepped(zero: Any, number: int, steps: Any = steps) -> None:
+            steps(zero, number)
+            place.order()
+
+        kind._optimizer_step = stepped
+    return place
+
+
+def engine_of(
+    stage: int, *, bfloat16: bool, adam: Callable[..., Any] = torch.optim.Adam, **more: Any
+) -> Any:
     """An engine, as a script makes it."""
     model = network()
     settings = {
@@ -44,7 +69,7 @@ def engine_of(stage: int, *, bfloat16: bool, **more: Any) -> Any:
     }
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        optimizer=adam(model.parameters(), lr=0.01),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
         config=settings,
     )
@@ -66,13 +91,22 @@ def end_of(engine: Any, held: DeepSpeedHolding) -> dict[str, Any]:
     }
 
 
-def run_job(stage: int, directory: Path, fault: tuple[str, int], *, bfloat16: bool) -> set[int]:
+def run_job(
+    stage: int,
+    directory: Path,
+    fault: tuple[str, int],
+    *,
+    bfloat16: bool,
+    double: bool = False,
+) -> set[int]:
     """To its end; the steps at which generations have begun. `fault`: point and update at which
     rank 1 dies.
     """
     directory.mkdir()
 
     def main(rank: int, process: int) -> None:
+        place: Place = put_on_double(directory) if double else OnProcessors()
+
         def train(run: Any) -> None:
             number = 0
 
@@ -81,9 +115,9 @@ def run_job(stage: int, directory: Path, fault: tuple[str, int], *, bfloat16: bo
                     os.kill(os.getpid(), signal.SIGKILL)
 
             run.at = at
-            dist.init_process_group("gloo")
+            dist.init_process_group(place.backend)
             forget_generation()
-            engine = engine_of(stage, bfloat16=bfloat16)
+            engine = engine_of(stage, bfloat16=bfloat16, adam=place.adam)
             step = restore_deepspeed(run, engine)
             (directory / f"begun-{rank}-{run.generation}").write_text(str(step))
             for number in range(step + 1, STEPS + 1):
@@ -117,11 +151,27 @@ def test_a_rank_of_zero_is_replaced(
 ) -> None:
     run_job(stage, tmp_path / "without", ("", 0), bfloat16=bfloat16)
     begun = run_job(stage, tmp_path / "with", (point, 5), bfloat16=bfloat16)
+    assert_same_end(tmp_path, begun)
+
+
+@clause("T204", "T215")
+@pytest.mark.parametrize(("stage", "bfloat16"), [(1, False), (2, False), (2, True), (3, False)])
+@pytest.mark.parametrize("point", ["backward", "reduce", "updating"])
+def test_a_rank_of_zero_is_replaced_on_the_double(
+    tmp_path: Path, stage: int, point: str, *, bfloat16: bool
+) -> None:
+    run_job(stage, tmp_path / "without", ("", 0), bfloat16=bfloat16, double=True)
+    begun = run_job(stage, tmp_path / "with", (point, 5), bfloat16=bfloat16, double=True)
+    assert_same_end(tmp_path, begun)
+
+
+def assert_same_end(place: Path, begun: set[int]) -> None:
+    """Of all ranks, bit for bit. `begun`: the steps at which generations have."""
     # one generation more: nothing else was raised in the ranks that live
     assert len(begun) == 2
     for rank in range(WORLD):
         found, expected = (
-            torch.load(tmp_path / which / f"end-{rank}.pt", weights_only=True)
+            torch.load(place / which / f"end-{rank}.pt", weights_only=True)
             for which in ("with", "without")
         )
         assert_same(found, expected, f"rank {rank}")
