@@ -18,7 +18,7 @@ from acpfs.filesystem.admission import Net
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
 from acpfs.filesystem.content.fill import WarmStatistics
-from acpfs.filesystem.content.spilling import Unmirrored
+from acpfs.filesystem.content.spilling import MovedOut, Unmirrored
 from acpfs.filesystem.directories import Fitting
 from acpfs.filesystem.hold import HeldReport, Holder
 from acpfs.filesystem.lowerview import LowerViewStatistics
@@ -72,7 +72,7 @@ class FileSystemStatistics:
     lower_view: LowerViewStatistics
     spill: SpillStatistics | None
     """None: there is no spill tier."""
-    spilled: tuple[int, int]
+    spilled: MovedOut
     """Files and bytes that left RAM for the spill directory."""
     warm: WarmStatistics
     unmirrored: Unmirrored | None
@@ -695,6 +695,6 @@ class FileSystem:
             unmirrored=spilling.unmirrored()
             if spilling is not None and spilling.spill.mirror is not None
             else None,
-            spilled=(0, 0) if spilling is None else (spilling.moved_files, spilling.moved_bytes),
+            spilled=MovedOut() if spilling is None else replace(spilling.moved),
             warm=parts.warming.counts,
         )

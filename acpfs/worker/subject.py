@@ -632,8 +632,8 @@ def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) ->
         }
         counters |= {
             "spill_mismatches": spill.mismatches,
-            "spill_moved_files": moved[0],
-            "spill_moved_bytes": moved[1],
+            "spill_moved_files": moved.files,
+            "spill_moved_bytes": moved.bytes,
         }
     counters |= {
         f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()

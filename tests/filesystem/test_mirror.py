@@ -643,7 +643,7 @@ def test_a_file_whose_staging_file_is_lost_is_mirrored_after_all(tmp_path: Path)
         made.engine.hold(False)
         ino = await made.write(b"f", b"1" * SMALL)
         await until(made, lambda: is_staged(made, ino))
-        await until(made, lambda: not spilling(made)._by_age)
+        await until(made, lambda: not spilling(made)._queue)
         assert spilling(made).unmirrored().files == 0
         made.engine.hold(True)
         op = made.log.last_of(ino)

@@ -728,7 +728,7 @@ class Life:
             "retries": counters.retries,
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
-            "files in the spill directory": self.fs.statistics().spilled[0],
+            "files in the spill directory": self.fs.statistics().spilled.files,
             "outdated copies": self.outdated_copies,
             "outdated copies of an earlier life": self._outdated_before(),
             "outdated copies that RAM was lost beside": self.salvaged_copies.outdated,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -81,12 +82,47 @@ class AwaitedCopy:
             self.future.set_result(None)
 
 
+class CopyQueue:
+    """Versions that are to be copied, each once."""
+
+    def __init__(self, *, oldest_first: bool) -> None:
+        """`oldest_first`: as what survives a reboot ends at the first version without a copy. Else
+        the largest first, and among about equal ones the oldest, so that what stays is the newest.
+        """
+        self._oldest_first = oldest_first
+        self._heap: list[tuple[int, VersionId]] = []
+        self._has: set[VersionId] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __iter__(self) -> Iterator[VersionId]:
+        return iter(self._has)
+
+    def push(self, version: Version) -> None:
+        if version.vid in self._has:
+            return
+        self._has.add(version.vid)
+        rank = 0 if self._oldest_first else -version.size.bit_length()
+        heapq.heappush(self._heap, (rank, version.vid))
+
+    def pop(self) -> VersionId:
+        """The next one. It may be finished already."""
+        _rank, vid = heapq.heappop(self._heap)
+        self._has.discard(vid)
+        return vid
+
+
+@dataclass(slots=True)
+class MovedOut:
+    """What left RAM so far."""
+
+    files: int = 0
+    bytes: int = 0
+
+
 class Spilling:
     """Moves versions between RAM and the spill directory."""
-
-    moved_files = 0
-    moved_bytes = 0
-    """That left RAM so far."""
 
     def __init__(
         self,
@@ -112,11 +148,9 @@ class Spilling:
         self._state = upper.state
         self._mirrors = spill.mode is SpillMode.MIRROR
         self._frees_ram = spill.directory.frees_ram
+        self.moved = MovedOut()
         self._live: dict[VersionId, Version] = {}
-        self._by_age: list[VersionId] = []
-        self._by_size: list[tuple[int, VersionId]] = []
-        self._queued: set[VersionId] = set()
-        """What one of these two has."""
+        self._queue = CopyQueue(oldest_first=self._mirrors)
         self._later: list[tuple[float, VersionId]] = []
         """A heap: when to look at them again."""
         self._put_off: dict[Ino, VersionId] = {}
@@ -178,7 +212,7 @@ class Spilling:
         if body is None:
             self._doubled[version.vid] = version
             self._to_share[version.vid] = version
-        self._queue(version)
+        self._queue.push(version)
         self._look_soon()
 
     def closed(self, ino: Ino) -> None:
@@ -196,23 +230,12 @@ class Spilling:
             if self._mirrors and self._frees_ram and version.tier_id:
                 self._to_leave[version.vid] = version
         elif version.vid not in self.spill.making:
-            self._queue(version)
+            self._queue.push(version)
 
     def _look_later(self, version: Version) -> None:
         """It may not leave RAM now."""
         self._put_off[version.ino] = max(version.vid, self._put_off.get(version.ino, NO_VERSION))
         heapq.heappush(self._later, (self.spill.calls.clock.now() + LATER_S, version.vid))
-
-    def _queue(self, version: Version) -> None:
-        if version.vid in self._queued:
-            return
-        self._queued.add(version.vid)
-        if self._mirrors:
-            heapq.heappush(self._by_age, version.vid)
-        else:
-            # the largest first, and among about equal ones the oldest, so that what stays is the
-            # newest
-            heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
     def finished(self, version: Version) -> None:
         if self._beyond_ram.pop(version.vid, None) is not None:
@@ -267,7 +290,7 @@ class Spilling:
         for vid in self.spill.take_forgotten():
             if vid in self._live:
                 self._owed.add(vid)
-                self._queue(self._live[vid])
+                self._queue.push(self._live[vid])
         self._look_what_is_owed()
         if self.spill.mirror is not None:
             self.spill.mirror.look()
@@ -357,9 +380,8 @@ class Spilling:
         that has no copy.
         """
         put_back: list[VersionId] = []
-        while self._by_age and len(self.spill.making) < COPY_THREADS:
-            vid = heapq.heappop(self._by_age)
-            self._queued.discard(vid)
+        while self._queue and len(self.spill.making) < COPY_THREADS:
+            vid = self._queue.pop()
             version = self._live.get(vid)
             if version is None or vid in self.spill.copies or version.state in _STAGED:
                 continue  # a staging file survives as well
@@ -372,7 +394,7 @@ class Spilling:
             else:
                 self.spill.begin(version, self)
         for vid in put_back:
-            self._queue(self._live[vid])
+            self._queue.push(self._live[vid])
 
     def _short_bytes(self) -> int:
         """How much more is to leave RAM than is on its way already."""
@@ -402,15 +424,15 @@ class Spilling:
                     self._look_later(version)
         while (
             wanted > 0
-            and self._by_size
+            and not self._mirrors  # which copies all, and frees RAM by what has a copy
+            and self._queue
             and len(self.spill.making) < COPY_THREADS
             and self.spill.usable()
         ):
-            wanted -= self._begin(heapq.heappop(self._by_size)[1])
+            wanted -= self._begin(self._queue.pop())
 
     def _begin(self, vid: VersionId) -> int:
         """Copy a version, or put that off; returns how much RAM will come free."""
-        self._queued.discard(vid)
         version = self._live.get(vid)
         if version is None or vid in self.spill.copies or not version.tier_id:
             return 0
@@ -441,7 +463,7 @@ class Spilling:
         copy nor staging file.
         """
         waiting = (
-            {*self._by_age, *self.spill.making, *(vid for _at, vid in self._later)}
+            {*self._queue, *self.spill.making, *(vid for _at, vid in self._later)}
             if self._mirrors
             else set()
         )
@@ -528,7 +550,7 @@ class Spilling:
             return taken
         taken = self._tier.allocated_bytes(body.tier)
         self._move_out(node, body, version)
-        self.moved_bytes += taken
+        self.moved.bytes += taken
         return taken
 
     def _content_beside(self, version: Version) -> tuple[Node | None, Body | None]:
@@ -585,8 +607,8 @@ class Spilling:
         self._versions.spilled(version)
         if node is not None and body is not None:
             self._move_out(node, body, version)
-        self.moved_files += 1
-        self.moved_bytes += taken
+        self.moved.files += 1
+        self.moved.bytes += taken
         return max(1, taken)
 
     # -- coming back
