@@ -1184,6 +1184,7 @@ LOCKS_OF_FIELDS = {
     "writeback/commits/garbage.py: _lock",
     "writeback/copies/member_journals.py: _lock",
     "writeback/copies/on_member.py: _lock",
+    "writeback/copies/removals.py: _lock",
     "writeback/streams/room_there.py: _lock",
     "writeback/streams/scheduler.py: _lock",
     "backing/own_files.py: _calls_lock",

@@ -175,7 +175,7 @@ def test_a_copy_is_what_was_written(network: Network, size: int) -> None:
     name = copied(place, data)
     assert network.files("h") == {name: data}
     assert place.names() == [name]
-    place.remove(name)
+    place.remove([name])
     assert network.files("h") == {}
 
 
@@ -380,20 +380,16 @@ def test_many_removals_go_together(network: Network) -> None:
     place.begin()
     names = [copied(place, b"x", number) for number in range(1, 6)]
     network.said.clear()
-    with place._lock:
-        place._to_remove += names[:4]
-    place.remove(names[4])
+    place.remove(names)
     assert network.said == ["remove"]
     assert network.files("h") == {}
 
 
 @clause("S580")
 def test_a_copy_that_is_begun_anew_has_nothing_of_what_was_written(network: Network) -> None:
-    """Also while others are removed."""
     network.add("holder")
     place = network.place()
     place.begin()
-    place._is_removing = True
     with closing(place.new_copy("1-0123456789ab")) as copy:
         copy.write(copy.buffer(5), 0)
         copy.clear()
@@ -401,25 +397,8 @@ def test_a_copy_that_is_begun_anew_has_nothing_of_what_was_written(network: Netw
         copy.buffer(2)[:] = b"ab"
         copy.write(copy.buffer(2), 0)
         copy.finish(2)
-    place._is_removing = False
-    place.remove("2-0123456789ab")
+    place.remove(["2-0123456789ab"])
     assert network.files("holder") == {"1-0123456789ab": b"ab"}
-
-
-@clause("S580")
-def test_files_that_are_removed_together_go_in_one_word(network: Network) -> None:
-    network.add("holder")
-    place = network.place()
-    place.begin()
-    names = [copied(place, b"bytes", vid) for vid in range(1, 6)]
-    network.said.clear()
-    place._is_removing = True  # another thread gathers
-    for name in names[1:]:
-        place.remove(name)
-    place._is_removing = False
-    place.remove(names[0])
-    assert not network.files("holder")
-    assert network.said == ["remove"]
 
 
 @clause("S580")

@@ -7,6 +7,7 @@ but for `where`, `new_name`, `is_broken` and `is_too_small`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from acpfs.types import VersionId
@@ -95,8 +96,12 @@ class CopyPlace(Protocol):
         """An existing one, for reading; the caller closes the descriptor."""
         ...
 
-    def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+    def gather(self) -> None:
+        """Wait as long as pays until more names come that are to be removed."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete files, those that are there."""
         ...
 
     def tell_clock(self, clock: float) -> None:

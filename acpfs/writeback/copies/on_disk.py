@@ -126,9 +126,19 @@ class DiskCopies:
         """See `copy_place.CopyPlace`."""
         return self._directory.open(name)
 
-    def remove(self, name: str) -> None:
-        """See `copy_place.CopyPlace`."""
-        self._directory.remove(name)
+    def gather(self) -> None:
+        """A name is a call here."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `copy_place.CopyPlace`. One that fails does not keep the others."""
+        failed: OSError | None = None
+        for name in names:
+            try:
+                self._directory.remove(name)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def tell_clock(self, clock: float) -> None:
         """Nobody asks."""

@@ -149,8 +149,6 @@ class MemberPlace:
         """Of journals that the session has."""
         self._of_journal: dict[str, HolderSession] = {}
         """Token → where it is; the newest ones."""
-        self._to_remove: list[str] = []
-        self._is_removing = False
         self.sessions = 0
         """That were begun."""
         self.begins = 0
@@ -390,27 +388,15 @@ class MemberPlace:
         self._current(token)
         self._say({"what": "whole", "name": name, "size": size})
 
-    def remove(self, name: str) -> None:
-        """See `copy_place.CopyPlace`; a file of a session that is over went with it, and one that
-        is named while others are removed goes with those, a moment later.
-        """
-        with self._lock:
-            self._to_remove.append(name)
-            if self._is_removing:
-                return
-            self._is_removing = True
+    def gather(self) -> None:
+        """See `copy_place.CopyPlace`."""
         self._threads.event().wait(GATHER_S)
-        while names := self._next_to_remove():
-            with suppress(OSError):
-                self._say({"what": "remove", "names": names})
 
-    def _next_to_remove(self) -> list[str]:
-        """Names for one word; after the last ones somebody else gathers."""
-        with self._lock:
-            names = self._to_remove[:NAMES_PER_WORD]
-            del self._to_remove[:NAMES_PER_WORD]
-            self._is_removing = bool(names)
-            return names
+    def remove(self, names: Sequence[str]) -> None:
+        """See `copy_place.CopyPlace`; a file of a session that is over went with it."""
+        for at in range(0, len(names), NAMES_PER_WORD):
+            with suppress(OSError):
+                self._say({"what": "remove", "names": names[at : at + NAMES_PER_WORD]})
 
     def tell_clock(self, clock: float) -> None:
         """All that was closed here before then is there."""
@@ -484,8 +470,7 @@ class MemberPlace:
         self._threads.start("journal at holder", self._remove_journal, token)
 
     def _remove_journal(self, token: str) -> None:
-        for name in (log_name(token), seed_name(token)):
-            self.remove(name)
+        self.remove([log_name(token), seed_name(token)])
 
     def session_of(self, token: str) -> HolderSession:
         """Where a journal is, that was begun lately."""

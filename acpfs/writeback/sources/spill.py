@@ -36,6 +36,7 @@ from acpfs.ram.tier import Tier
 from acpfs.runtime.given import Runtime
 from acpfs.types import TierId, VersionId
 from acpfs.writeback.copies.copy_place import CopyFile, CopyPlace
+from acpfs.writeback.copies.removals import Removals
 from acpfs.writeback.evidence.verify import MisreadError
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.sources.mirror import Mirror, MirrorStatistics
@@ -195,6 +196,16 @@ class _File:
             self._hung.add_done_callback(lambda _done: os.close(self._fd))
 
 
+@dataclass(slots=True)
+class CopyCounts:
+    """Since the worker began."""
+
+    files: int = 0
+    bytes: int = 0
+    failures: int = 0
+    mismatches: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SpillPools:
     """Threads for calls on the spill directory."""
@@ -250,6 +261,7 @@ class Spill:
         self._rules = rules
         self.calls = pools.copies
         self.reads = pools.reads
+        self._removals = Removals(directory, pools.copies)
         self.budget_bytes = 0
         self._ready = False
         self._is_looking = False
@@ -258,11 +270,8 @@ class Spill:
         self.making: dict[VersionId, Making] = {}
         self._fresh: set[str] = set()
         self._forgotten: list[VersionId] = []
-        self._failures = 0
+        self._counts = CopyCounts()
         self._failed_in_a_row = 0
-        self._mismatches = 0
-        self._copied_files = 0
-        self._copied_bytes = 0
         self._rest_until = 0.0
         self._last_error = ""
         self._is_telling = False
@@ -332,10 +341,9 @@ class Spill:
             ]
             if self.mirror is not None:
                 for name in left:
-                    self._when_safe(partial(self._remove, name))
+                    self._when_safe(partial(self._removals.add, name))
         if self.mirror is None:
-            for name in left:
-                self.directory.remove(name)
+            self.directory.remove(left)
         self.set_budget(self._budget)
 
     def _forget_all_but(self, found: Collection[str]) -> None:
@@ -428,7 +436,7 @@ class Spill:
         return sum(making.size for making in self.making.values())
 
     def _failed(self, error: BaseException) -> None:
-        self._failures += 1
+        self._counts.failures += 1
         self._failed_in_a_row += 1
         rest_s = min(
             self._rules.rest_max_s, self._rules.rest_min_s * 2 ** min(self._failed_in_a_row - 1, 10)
@@ -480,7 +488,7 @@ class Spill:
             self.directory.sync_names()
         except BaseException:
             with contextlib.suppress(OSError):
-                self.directory.remove(name)
+                self.directory.remove([name])
             with self._lock:
                 self._fresh.discard(name)
             raise
@@ -534,13 +542,13 @@ class Spill:
         self._fresh.discard(copy.name)
         self._failed_in_a_row = 0
         if making.abandoned:
-            self._remove(copy.name)
+            self._removals.add(copy.name)
             return
         if copy.place != self.directory.recorded:  # what it was copied to counts no more
             making.listener.not_copied(making.version)
             return
-        self._copied_files += 1
-        self._copied_bytes += copy.size
+        self._counts.files += 1
+        self._counts.bytes += copy.size
         self._forget_outdated(copy.vid)
         self.copies[copy.vid] = copy
         self.used_bytes += copy.size
@@ -564,7 +572,7 @@ class Spill:
         del self.copies[copy.vid]
         self.used_bytes -= copy.size
         self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
-        self._when_safe(partial(self._remove, copy.name))
+        self._when_safe(partial(self._removals.add, copy.name))
 
     def outdate(self, version: Version) -> None:
         """The kernel wrote on: another copy is to be made, and until that is recorded this one is
@@ -592,10 +600,7 @@ class Spill:
             self.used_bytes -= copy.size
             del self.moved[vid]
             self._state.change("DELETE FROM spilled_before WHERE vid = ?", (vid,))
-            self._when_safe(partial(self._remove, copy.name))
-
-    def _remove(self, name: str) -> None:
-        self.calls.submit("remove", self.directory.remove, name)
+            self._when_safe(partial(self._removals.add, copy.name))
 
     def tell_clock(self, clock: float) -> None:
         """See `CopyPlace`; behind whoever says so. Late is as good as not at all."""
@@ -656,7 +661,7 @@ class Spill:
                 raise AbandonedError
             if copy.digest == digest:
                 return
-            self._mismatches += 1
+            self._counts.mismatches += 1
             self._last_error = f"version {version.vid} reads back differently"
         log.error(
             "a copy in the spill directory is not what was written: it is not stored",
@@ -740,10 +745,10 @@ class Spill:
             reserved_bytes=self.reserved_bytes,
             files=len(self.copies),
             copying_files=len(self.making),
-            copied_files=self._copied_files,
-            copied_bytes=self._copied_bytes,
-            failures=self._failures,
-            mismatches=self._mismatches,
+            copied_files=self._counts.files,
+            copied_bytes=self._counts.bytes,
+            failures=self._counts.failures,
+            mismatches=self._counts.mismatches,
             last_error=self._last_error,
             mirror=self.mirror.statistics() if self.mirror is not None else None,
         )
