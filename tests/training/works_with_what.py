@@ -55,6 +55,8 @@ def _framework(what: str, *tests: str) -> Row:
 
 ON_DOUBLE = "test_a_rank_dies_on_the_double"
 """Of frameworks: in files of their own."""
+QUEUED = "test_what_a_loop_changes_behind_its_update_is_queued"
+TRAINED_LATE = "test_a_parameter_that_is_trained_from_some_update_on"
 EVERY_WAY = "test_every_way_to_update"
 EVERY_WAY_ON = "test_every_way_to_update_is_gone_on_with"
 BEHIND = "test_a_rank_dies_in_its_backward_pass"
@@ -144,9 +146,30 @@ ROWS = (
     ),
     _update("several backward passes to an update", "accumulated"),
     _update(
-        "`GradScaler`, also with a fused optimizer",
-        *("scaled", "scaled, fused"),
-        tests=("test_a_step_that_a_scaler_skips_moves_nothing",),
+        "`GradScaler`, also with a fused optimizer, and overflows",
+        *("scaled", "scaled, fused", "overflowing"),
+        tests=("test_a_step_that_a_scaler_skips_moves_nothing", QUEUED),
+    ),
+    _update("an optimizer that calls its base class's step", "derived"),
+    _update(
+        "parameters that a loop changes behind its update, told by `after_update=` or not",
+        "followed",
+        tests=(QUEUED, "test_parameters_that_the_loop_changes_behind_its_update"),
+    ),
+    _update(
+        "others for an evaluation (`long_operation()`)",
+        "evaluated",
+        tests=(QUEUED, "test_averaged_weights_of_an_evaluation_that_hangs"),
+    ),
+    _update(
+        "parameters that no optimizer updates and that a loop moves",
+        "momentum",
+        tests=("test_parameters_that_no_optimizer_updates_and_that_the_loop_moves",),
+    ),
+    Row(
+        "`add_param_group` behind the start, for a frozen parameter",
+        (RUNS, "refused: call `restore` anew", "double, with DDP", SAME),
+        (TRAINED_LATE, "test_what_is_trained_from_some_update_on_is_refused"),
     ),
     _update(
         "several optimizers",

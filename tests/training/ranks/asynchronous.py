@@ -100,7 +100,13 @@ class Stream:
         """A collective takes so long from what this rank sends to what it gets."""
         self.is_broken = False
         """An error that sticks: every call fails from then on, in this process."""
-        threading.Thread(target=self._run, name="stream", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the stream that asks."""
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         with torch.no_grad():
@@ -286,6 +292,9 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _launched(
         self, work: Callable[[], None], found: Sequence[Any], *, is_read_at_once: bool = False
     ) -> _Work:
+        if self._stream.is_here:  # of something that is queued as a whole
+            work()
+            return _Work(list(found), self._stream.record())
         self._stream.launch(work)
         event = self._stream.record()
         if is_read_at_once or self.is_read_at_once:
@@ -316,6 +325,15 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
         def take(number: int, all_: list[Any]) -> None:
             for room, one in zip(outputs[number], all_, strict=True):
                 room.copy_(one)
+
+        written = [room for rooms in outputs for room in rooms]
+        return self._go(inputs, take, written, is_read_at_once=True)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+        def take(number: int, all_: list[Any]) -> None:
+            if self._rank == opts.rootRank:
+                for room, one in zip(outputs[number], all_, strict=True):
+                    room.copy_(one)
 
         written = [room for rooms in outputs for room in rooms]
         return self._go(inputs, take, written, is_read_at_once=True)
@@ -357,7 +375,8 @@ class AsynchronousGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         def take(number: int, all_: list[Any]) -> None:
-            outputs[number].copy_(torch.cat([one.reshape(-1) for one in all_]))
+            room = outputs[number]
+            room.copy_(torch.cat([one.reshape(-1) for one in all_]).view_as(room))
 
         return self._go(inputs, take, outputs)
 
@@ -514,7 +533,7 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
         )
         for written in (lists[0], lists[2], lists[3], lists[5]):
             for value in written:
-                torch.autograd.graph.increment_version(_own(value))
+                torch.autograd.graph.increment_version(own(value))
         rate = group["lr"]
         settings = {
             # one that is on the device is what it is when the update comes to it
@@ -552,25 +571,25 @@ class AsynchronousAdam(torch.optim.Adam):  # type: ignore[misc]
             self.stream.launch(piece(number))
 
 
-def _own(value: Any) -> Any:
+def own(value: Any) -> Any:
     """This rank's part."""
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def _alias(value: Any) -> Any:
     """The same memory, with a count of writes of its own."""
-    return _own(value).data
+    return own(value).data
 
 
 class DeviceMemory:
     """Of a model's parameters, which nobody can read any more when that is said: who does dies."""
 
     def __init__(self, model: Any) -> None:
-        own = [_own(value) for value in model.parameters()]
-        self._size = sum(value.numel() * value.element_size() for value in own)
+        mine = [own(value) for value in model.parameters()]
+        self._size = sum(value.numel() * value.element_size() for value in mine)
         self._memory = mmap.mmap(-1, self._size)
         place = 0
-        for value in own:
+        for value in mine:
             size = value.numel() * value.element_size()
             room = torch.frombuffer(
                 self._memory, dtype=value.dtype, count=value.numel(), offset=place

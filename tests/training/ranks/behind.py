@@ -41,6 +41,7 @@ from tests.training.ranks.asynchronous import (
     Event,
     Stream,
     install,
+    own,
 )
 from tests.training.ranks.expert_groups import is_expert, mixture, reduce
 from tests.training.ranks.forked import Ranks, join_group
@@ -75,7 +76,7 @@ class Place(Protocol):
     def enter(self, directory: Path) -> None:
         """In this process, before its first group."""
 
-    def join(self, rank: int, directory: Path) -> None:
+    def join(self, rank: int, directory: Path, world: int = WORLD) -> None:
         """Begin as a rank."""
 
     def put(self, value: Any) -> Any:
@@ -85,6 +86,15 @@ class Place(Protocol):
 
     def do(self, work: Callable[[], object]) -> None:
         """On the stream, behind what was launched."""
+
+    def write(self, value: Any, work: Callable[[Any], object]) -> None:
+        """The same to a tensor, as a loop does it in place."""
+
+    def write_data(self, value: Any, work: Callable[[Any], object]) -> None:
+        """The same past torch's count of writes, by `value.data`."""
+
+    def exchange(self, value: Any, made: Callable[[Any], Any]) -> None:
+        """`value.data = made(value.data)`."""
 
     def order(self) -> None:
         """What comes next is behind what was launched."""
@@ -112,10 +122,10 @@ class OnDouble:
         self.stream = Stream(LAG_S)
         install(self.stream, directory)
 
-    def join(self, rank: int, directory: Path) -> None:
+    def join(self, rank: int, directory: Path, world: int = WORLD) -> None:
         self.enter(directory)
-        store = dist.FileStore(str(directory / "store"), WORLD)
-        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD)
+        store = dist.FileStore(str(directory / "store"), world)
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world)
 
     def put(self, value: Any) -> Any:
         return value
@@ -125,6 +135,21 @@ class OnDouble:
 
     def do(self, work: Callable[[], object]) -> None:
         self.stream.launch(work)
+
+    def write(self, value: Any, work: Callable[[Any], object]) -> None:
+        # torch counts writes when they are launched
+        torch.autograd.graph.increment_version(own(value))
+        self.write_data(value, work)
+
+    def write_data(self, value: Any, work: Callable[[Any], object]) -> None:
+        there = own(value).data
+        self.do(lambda: work(there))
+
+    def exchange(self, value: Any, made: Callable[[Any], Any]) -> None:
+        there = own(value).data
+        room = torch.empty_like(there)
+        self.do(lambda: room.copy_(made(there)))
+        own(value).data = room
 
     def order(self) -> None:
         """The host computes: it has to wait where a stream would have order."""
@@ -140,7 +165,24 @@ class OnDouble:
         self.stream.synchronize()
 
 
-class OnProcessors:
+class _Natural:
+    """Where torch itself does what it is told."""
+
+    def do(self, work: Callable[[], object]) -> None:
+        work()
+
+    def write(self, value: Any, work: Callable[[Any], object]) -> None:
+        with torch.no_grad():
+            work(own(value))
+
+    def write_data(self, value: Any, work: Callable[[Any], object]) -> None:
+        work(own(value).data)
+
+    def exchange(self, value: Any, made: Callable[[Any], Any]) -> None:
+        own(value).data = made(own(value).data)
+
+
+class OnProcessors(_Natural):
     """Where nothing is behind the host, over gloo."""
 
     name = "processors"
@@ -151,17 +193,14 @@ class OnProcessors:
     def enter(self, directory: Path) -> None:
         """Nothing has to be there."""
 
-    def join(self, rank: int, directory: Path) -> None:
-        join_group(rank, WORLD, directory / "store")
+    def join(self, rank: int, directory: Path, world: int = WORLD) -> None:
+        join_group(rank, world, directory / "store")
 
     def put(self, value: Any) -> Any:
         return value
 
     def adam(self, parameters: Any, **settings: Any) -> Any:
         return torch.optim.Adam(parameters, **{"lr": 0.01, **settings})
-
-    def do(self, work: Callable[[], object]) -> None:
-        work()
 
     def order(self) -> None:
         """It has."""
@@ -176,7 +215,7 @@ class OnProcessors:
         """It has ended."""
 
 
-class OnOneGpu:
+class OnOneGpu(_Natural):
     """All ranks share one: NCCL takes them for as many hosts, by `NCCL_HOSTID`.
 
     Not run yet.
@@ -190,7 +229,7 @@ class OnOneGpu:
     def enter(self, directory: Path) -> None:
         torch.cuda.set_device(0)
 
-    def join(self, rank: int, directory: Path) -> None:
+    def join(self, rank: int, directory: Path, world: int = WORLD) -> None:
         os.environ.update(
             NCCL_SETTINGS,
             NCCL_HOSTID=f"rank-{rank}",
@@ -202,17 +241,14 @@ class OnOneGpu:
             ACPFS_TRAIN_UNTRIED_DEVICE="1",
         )
         self.enter(directory)
-        store = dist.FileStore(str(directory / "store"), WORLD)
-        dist.init_process_group(self.backend, store=store, rank=rank, world_size=WORLD)
+        store = dist.FileStore(str(directory / "store"), world)
+        dist.init_process_group(self.backend, store=store, rank=rank, world_size=world)
 
     def put(self, value: Any) -> Any:
         return value.to("cuda")
 
     def adam(self, parameters: Any, **settings: Any) -> Any:
         return torch.optim.Adam(parameters, **{"lr": 0.01, **settings})
-
-    def do(self, work: Callable[[], object]) -> None:
-        work()
 
     def order(self) -> None:
         """The stream has it."""
@@ -248,6 +284,16 @@ class Behind(Job):
     clip: Callable[[], object] | None = None
     """What is done to gradients before the update."""
     scaler: Any = None
+    overflows: frozenset[int] = frozenset()
+    """Updates that are tried once before, with a loss that is infinite."""
+    move: Callable[[], object] | None = None
+    """What is done to parameters behind each update; `after_update=` says so."""
+    is_evaluated: bool = False
+    """Whether other parameters are swapped in behind each update, and all ranks meet then."""
+
+    def __post_init__(self) -> None:
+        if self.move is not None:
+            self.after_update = self.follow
 
     @property
     def optimizers(self) -> list[Any]:
@@ -256,10 +302,19 @@ class Behind(Job):
     is_rate_there: bool = False
     """Whether the learning rate is on the device as well."""
 
+    def follow(self) -> None:
+        """What follows an update, for who reads the parameters then."""
+        assert self.move is not None
+        self.move()
+        self.scheduler.step()
+        self.place.order()
+
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         torch.manual_seed(1000 * number + dist.get_rank() // self.alike)
         at("forward")
         self.place.order()  # the forward pass is behind the update
+        if number in self.overflows:
+            self._overflow(at)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for left in reversed(range(self.passes)):
@@ -277,18 +332,74 @@ class Behind(Job):
             self.place.do(self.clip)
         self._update()
         at("sent_round")
+        if self.move is not None:
+            self.move()
+            at("moved")
         if self.is_rate_there:
             self.place.order()  # a new one is behind the update
         self.scheduler.step()
+        if self.is_evaluated:
+            self._evaluate(at)
+
+    def _evaluate(self, at: Callable[[str], None]) -> None:
+        self.place.order()
+        values = list(self.model.parameters())
+        kept = [own(value).detach().clone() for value in values]
+        with self.operation():
+            for value in values:
+                self.place.write_data(value, lambda there: there.fill_(77))
+            at("evaluating")
+            dist.barrier()
+            for value, one in zip(values, kept, strict=True):
+                self.place.write_data(value, partial(_fill, one))
 
     def _update(self) -> None:
         if self.scaler is None:
             for optimizer in self.optimizers:
                 optimizer.step()
             return
-        self.place.order()  # it looks at gradients
+        if not isinstance(self.scaler, QueuedScaler):
+            self.place.order()  # it looks at gradients
         self.scaler.step(self.optimizer)
+        self.place.order()  # its scale is that of the next loss
         self.scaler.update()
+
+    def _overflow(self, at: Callable[[str], None]) -> None:
+        """An update that changes nothing but the scale."""
+        self.optimizer.zero_grad()
+        loss = self.model(self.place.put(torch.randn(BATCH, WIDTH))).sum()
+        at("overflow")
+        self.scaler.scale(loss * float("inf")).backward()
+        self._update()
+
+
+def _fill(value: Any, there: Any) -> None:
+    there.copy_(value)
+
+
+class QueuedScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is Any there
+    """Of a fused optimizer on the double: whether gradients are finite is found out on the stream,
+    and the optimizer is called before that is known.
+    """
+
+    def __init__(self, place: Place, **settings: Any) -> None:
+        super().__init__("cpu", **settings)
+        self.place = place
+
+    def step(self, optimizer: Any, *_: Any, **__: Any) -> Any:
+        found = torch.zeros(())
+
+        def look() -> None:
+            (one,) = self._check_inf_per_device(optimizer).values()
+            found.copy_(one)
+
+        self.place.do(look)
+        optimizer.grad_scale = self._get_scale_async()
+        optimizer.found_inf = found
+        result = optimizer.step()
+        del optimizer.grad_scale
+        del optimizer.found_inf
+        return result
 
 
 def ddp(place: Place) -> Behind:
@@ -410,6 +521,85 @@ def scaled_fused(place: Place) -> Behind:
     return replace(fused(place), scaler=scaled(place).scaler)
 
 
+def overflowing(place: Place) -> Behind:
+    """Whose optimizer sees the overflow itself."""
+    settings: dict[str, Any] = {"init_scale": 8.0, "growth_interval": 2}
+    scaler = (
+        QueuedScaler(place, **settings)
+        if isinstance(place, OnDouble)
+        else torch.amp.GradScaler(place.mesh, **settings)
+    )
+    return replace(fused(place), scaler=scaler, overflows=frozenset({3, 5}))
+
+
+def derived(place: Place) -> Behind:
+    """An optimizer that changes something behind its base class's step, beside one of that class:
+    torch has wrapped both steps.
+    """
+    job = ddp(place)
+    base: Any = type(job.optimizer)
+
+    class Derived(base):  # type: ignore[misc]  # whatever is there
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            for group in self.param_groups:
+                for value in group["params"]:
+                    place.write(value, lambda there: there.mul_(0.99))
+            return result
+
+    given = (place.stream,) if isinstance(place, OnDouble) else ()
+    optimizer = Derived(job.model.parameters(), *given, lr=0.01)
+    return replace(job, optimizer=optimizer, scheduler=decay(optimizer))
+
+
+def followed(place: Place) -> Behind:
+    """Its parameters are made smaller behind each update."""
+    job = hsdp(place)
+
+    def move() -> None:
+        for value in job.model.parameters():
+            place.write(value, lambda there: there.mul_(0.9))
+
+    return replace(job, move=move)
+
+
+def evaluated(place: Place) -> Behind:
+    return replace(hsdp(place), is_evaluated=True)
+
+
+class Momentum(torch.nn.Module):  # type: ignore[misc]
+    """Keys follow queries in the forward pass, as in MoCo."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.queries = network()
+        self.keys = network()
+        self.keys.requires_grad_(False)
+        self.place = place
+
+    def forward(self, batch: Any) -> Any:
+        for query, key in zip(self.queries.parameters(), self.keys.parameters(), strict=True):
+            moved = partial(_towards, own(query).data)
+            self.place.write(key, moved)
+        self.place.order()
+        return self.queries(batch) + self.keys(batch)
+
+
+def _towards(query: Any, key: Any) -> None:
+    key.mul_(0.9).add_(query, alpha=0.1)
+
+
+def momentum(place: Place) -> Behind:
+    """Its optimizer has the keys as well, and passes over them."""
+    model = DistributedDataParallel(
+        place.put(Momentum(place)),
+        gradient_as_bucket_view=True,
+        find_unused_parameters=place.is_steady,
+    )
+    optimizer = place.adam(model.parameters())
+    return Behind(model, optimizer, decay(optimizer), place=place)
+
+
 def several(place: Place) -> Behind:
     """Matrices and vectors have optimizers of their own."""
     job = ddp(place)
@@ -445,12 +635,24 @@ LAYOUTS: dict[str, Callable[[Place], Behind]] = {
     "accumulated": accumulated,
     "scaled": scaled,
     "scaled, fused": scaled_fused,
+    "overflowing": overflowing,
+    "derived": derived,
+    "followed": followed,
+    "evaluated": evaluated,
+    "momentum": momentum,
     "several optimizers": several,
     "compiled": compiled,
 }
 
 WHERE = ("ddp", "hsdp", "fsdp", "tensor parallel", "zero", "experts")
 """Who has what."""
+CHANGED = (
+    ("overflowing", "overflow"),
+    ("followed", "sent_round"),
+    ("followed", "moved"),
+    ("evaluated", "evaluating"),
+)
+"""Where a loop does something to parameters, or nothing: the points."""
 WAYS = sorted(LAYOUTS.keys() - set(WHERE))
 """To do an update."""
 
@@ -558,6 +760,17 @@ class Exits(Moment):
         if point == "reduce" and number == self.number and rank not in self.ranks:
             job.place.order()
             raise SystemExit
+
+
+@dataclass(frozen=True)
+class Signalled(Moment):
+    """SIGINT comes in an update in all ranks, and its handler raises, as it does by default."""
+
+    def reached(self, rank: int, point: str, number: int) -> None:
+        if point == "forward":  # of a rank that was forked it is the system's
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if point == "updating" and number == self.number:
+            signal.raise_signal(signal.SIGINT)
 
 
 def drawn(kind: str, chance: random.Random, gate: str = "", first: int = 2) -> Moment:

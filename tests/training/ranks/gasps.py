@@ -84,10 +84,12 @@ def train_job(
         optimizer=job.optimizers,
         scheduler=job.scheduler,
         copies=job.copies,
+        after_update=job.after_update,
         **settings,
     )
     if isinstance(job, Clipped):
         job.gate = protection.gate
+    job.operation = protection.long_operation
     number = 0
 
     def at(point: str) -> None:

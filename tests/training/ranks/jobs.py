@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ class Job:
     """What `protect` is told of parameters that are in nothing that says who has them."""
     after_update: Callable[[], None] | None = None
     """What follows an update, where that is more than the scheduler's step."""
+    operation: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """What an evaluation is in."""
 
     @property
     def optimizers(self) -> list[Any]:

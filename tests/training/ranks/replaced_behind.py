@@ -76,6 +76,7 @@ def train(run: Any, fault: Moment, place: Place, directory: Path, process: int) 
     dist.init_process_group(place.backend)
     job = LAYOUTS[fault.kind](place)
     job.at_work = at_work
+    job.operation = run.long_operation
     if isinstance(fault, Fails):
         job.memory = DeviceMemory(job.model)
     if fault.gate:
@@ -85,6 +86,7 @@ def train(run: Any, fault: Moment, place: Place, directory: Path, process: int) 
         optimizer=job.optimizers,
         scheduler=job.scheduler,
         scaler=job.scaler,
+        after_update=job.after_update,
     )
     for number in range(step + 1, STEPS + 1):
         job.step(number, at)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks.behind import (
+    CHANGED,
     WAYS,
     WHERE,
     WRONG,
@@ -20,6 +21,7 @@ from tests.training.ranks.behind import (
     OnDouble,
     OnProcessors,
     Place,
+    Signalled,
     drawn,
     verdict,
 )
@@ -61,6 +63,22 @@ def test_a_rank_dies_when_the_others_are_told_how_ddp_lays_its_buckets_out_anew(
 def test_every_way_to_update(tmp_path: Path, yardsticks: Path, kind: str, place: Place) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)
     assert verdict(fault, tmp_path, yardsticks, place) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T173", "T190", "T233")
+@pytest.mark.parametrize(("kind", "point"), CHANGED)
+def test_what_a_loop_changes_behind_its_update_is_queued(
+    tmp_path: Path, yardsticks: Path, kind: str, point: str
+) -> None:
+    assert verdict(Moment(kind, {1: point}, number=5), tmp_path, yardsticks) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T172", "T198", "T233")
+def test_a_signal_tears_no_update_that_is_queued(tmp_path: Path, yardsticks: Path) -> None:
+    """All ranks leave their loops with it, and the update is done behind that."""
+    assert verdict(Signalled("ddp", {}, number=5), tmp_path, yardsticks) == "right"
 
 
 @pytest.mark.long

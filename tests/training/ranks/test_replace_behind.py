@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks.behind import (
+    CHANGED,
     WAYS,
     WHERE,
     WRONG,
@@ -57,6 +58,15 @@ def test_every_way_to_update_is_gone_on_with(
 ) -> None:
     fault = Moment(kind, {1: "backward"}, number=5)
     assert verdict(fault, tmp_path, yardsticks, place) == "right"
+
+
+@pytest.mark.long
+@pytest.mark.clause("T180", "T233")
+@pytest.mark.parametrize(("kind", "point"), CHANGED)
+def test_what_a_loop_changes_behind_its_update_is_queued(
+    tmp_path: Path, yardsticks: Path, kind: str, point: str
+) -> None:
+    assert verdict(Moment(kind, {1: point}, number=5), tmp_path, yardsticks) == "right"
 
 
 @pytest.mark.long

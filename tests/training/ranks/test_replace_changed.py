@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from acpfs.errors import ConfigError
 from acpfs.training.messages import Phase, Stopped
+from acpfs.training.torch.holding import TorchHolding
 from tests.training.ranks import replaced
-from tests.training.ranks.jobs import Job, hsdp
+from tests.training.ranks.behind import OnDouble, OnProcessors, Place
+from tests.training.ranks.forked import Ranks
+from tests.training.ranks.jobs import Job, hsdp, network
 from tests.training.ranks.replaced import Plan, die, run_job
 from tests.training.ranks.test_state_stopped import Stopping
 
@@ -84,6 +89,25 @@ def test_a_rank_dies_where_parameters_are_changed_behind_an_update(
     monkeypatch.setitem(replaced.KINDS, kind.__name__, made(kind))
     plan = Plan(kind.__name__, {(1, 0, point, DIES): die}, enter=RUNS.append)
     assert run_job(plan, tmp_path, yardsticks)[1] > 1
+
+
+def _is_refused(directory: Path, place: Place) -> None:
+    place.join(0, directory, 1)
+    net = network()
+    net[0].weight.requires_grad_(False)
+    optimizer = place.adam(net.parameters())
+    held = TorchHolding(DistributedDataParallel(net), [optimizer])
+    held.look()
+    net[0].weight.requires_grad_(True)
+    with pytest.raises(ConfigError, match="behind restore"):
+        held.look()
+
+
+@pytest.mark.clause("T180")
+@pytest.mark.parametrize("place", [OnProcessors(), OnDouble()], ids=["gloo", "double"])
+def test_what_is_trained_from_some_update_on_is_refused(tmp_path: Path, place: Place) -> None:
+    with Ranks(1, tmp_path, lambda _: _is_refused(tmp_path, place)) as ranks:
+        assert ranks.statuses() == [0], ranks.said()
 
 
 @pytest.mark.clause("T180")
