@@ -113,8 +113,12 @@ ROWS = (
     ),
     Row(
         "torchtitan's trainer, with copies or `buddy_every`",
-        (RUNS, RUNS, NOT_TRIED, NOT_TRIED),
-        ("test_a_rank_of_torchtitan_dies", "test_a_rank_of_torchtitan_is_replaced"),
+        (RUNS, RUNS, DOUBLE, DOUBLE),
+        (
+            *("test_a_rank_of_torchtitan_dies", "test_a_rank_of_torchtitan_is_replaced"),
+            "test_a_rank_of_torchtitan_dies_on_the_double",
+            "test_a_rank_of_torchtitan_is_replaced_on_the_double",
+        ),
     ),
     Row(
         "Megatron-Core, distributed optimizer in two instances",

@@ -18,8 +18,10 @@ import torch._utils
 
 from acpfs.training import resilient
 from tests.rig.ports import free_port
+from tests.training.ranks.behind import OnProcessors, Place
 from tests.training.ranks.jobs import assert_same
 from tests.training.ranks.replaced import Replaced
+from tests.training.trainers.titan_on_double import put
 from tests.training.trainers.titan_on_processors import Trainer, config, utils
 
 WORLD = 4
@@ -50,7 +52,9 @@ def end_of(trainer: Any) -> dict[str, Any]:
     }
 
 
-def run_job(directory: Path, *, copies: int, dies: str, dies_at: int = DIES_AT) -> set[int]:
+def run_job(
+    directory: Path, *, copies: int, dies: str, dies_at: int = DIES_AT, double: bool = False
+) -> set[int]:
     """To its end; the steps at which generations have begun. `dies`: the point of an update at
     which rank 1 does; empty: nobody does. A checkpoint that is there is loaded.
     """
@@ -59,6 +63,8 @@ def run_job(directory: Path, *, copies: int, dies: str, dies_at: int = DIES_AT) 
     job = config(folder, copies=copies, ranks=WORLD, steps=STEPS, interval=SAVED_AT)
 
     def main(rank: int, process: int) -> None:
+        place: Place = put(directory) if double else OnProcessors()
+
         def train(run: Any) -> None:
             trainer = Trainer(job)
 
@@ -66,6 +72,12 @@ def run_job(directory: Path, *, copies: int, dies: str, dies_at: int = DIES_AT) 
                 if (rank, process, point, trainer.step) == (1, 0, dies, dies_at):
                     os.kill(os.getpid(), signal.SIGKILL)
 
+            def computed(*batch: Any, **named: Any) -> Any:
+                at("forward")
+                return compute(*batch, **named)
+
+            compute = trainer.forward_backward_step
+            trainer.forward_backward_step = computed
             run.at = at
             trainer.checkpointer.load(step=job.checkpoint.load_step)
             step = run.restore(
@@ -79,6 +91,7 @@ def run_job(directory: Path, *, copies: int, dies: str, dies_at: int = DIES_AT) 
             (directory / f"begun-{rank}-{run.generation}").write_text(str(trainer.step))
             trainer.checkpointer.load = lambda step: False
             trainer.train()
+            place.wait()
             torch.save(end_of(trainer), directory / f"end-{rank}.pt")
 
         resilient(directory / "run", buddy_every=0 if copies > 1 else 1)(train)()
@@ -116,8 +129,21 @@ def test_other_tests_have_torch_as_it_is() -> None:
 @pytest.mark.parametrize("copies", [2, 1], ids=["with copies", "fully sharded"])
 @pytest.mark.parametrize("dies", ["updating", "updated"])
 def test_a_rank_of_torchtitan_is_replaced(tmp_path: Path, copies: int, dies: str) -> None:
-    run_job(tmp_path / "without", copies=copies, dies="")
-    begun = run_job(tmp_path / "with", copies=copies, dies=dies)
+    assert_is_replaced(tmp_path, copies, dies)
+
+
+@clause("T226", "T234")
+@pytest.mark.parametrize("copies", [2, 1], ids=["with copies", "fully sharded"])
+@pytest.mark.parametrize("dies", ["forward", "updating", "updated"])
+def test_a_rank_of_torchtitan_is_replaced_on_the_double(
+    tmp_path: Path, copies: int, dies: str
+) -> None:
+    assert_is_replaced(tmp_path, copies, dies, double=True)
+
+
+def assert_is_replaced(tmp_path: Path, copies: int, dies: str, *, double: bool = False) -> None:
+    run_job(tmp_path / "without", copies=copies, dies="", double=double)
+    begun = run_job(tmp_path / "with", copies=copies, dies=dies, double=double)
     # one generation more, from the steps that were done
     assert len(begun) == 2
     assert max(begun) in range(DIES_AT - 2, DIES_AT + 1)

@@ -81,12 +81,14 @@ def _import_torchtitan() -> Any:
 
 
 utils = _import_torchtitan()
-from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402  # behind the stand-in
+from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402  # behind the stand-in
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.config import JobConfig  # noqa: E402
+from torchtitan.distributed import utils as distributed  # noqa: E402
 from torchtitan.protocols import train_spec  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
-__all__ = ["Trainer", "config", "utils"]
+__all__ = ["CheckpointManager", "Trainer", "config", "distributed", "utils"]
 
 
 class Tokens(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not there where types are checked
