@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from acpfs.training.frameworks.accelerate import protect_accelerator
 from tests.training.adapters.runs import (
+    DIES,
     WIDTH,
     Run,
     assert_is_found,
@@ -135,6 +136,50 @@ def test_a_rank_dies_on_the_double(tmp_path: Path, on_double: Path, rank: int, p
     gasp = with_fault(script, tmp_path, {rank: point}, double=True)
     assert_is_its_own(gasp, on_double)
     assert_resumes_as_from(on_double / gasp.name, script, tmp_path, gasp, double=True)
+
+
+def accumulating(rank: int, run: Run) -> Any:
+    """Two backward passes to an update; in the one of the fault all others stay in the first."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = network()
+    optimizer = run.adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+
+    def backward_pass(update: int, number: int) -> None:
+        torch.manual_seed(1000 * update + 10 * number + rank)
+        batch = torch.randn(2, WIDTH)
+        with accelerator.accumulate(model):
+            accelerator.backward((model(batch) - batch).square().mean())
+            run.at(rank, "accumulated", update)
+            while run.dies and update == DIES:
+                pass
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    def train() -> None:
+        for update in range(1, run.steps + 1):
+            for number in range(2):
+                backward_pass(update, number)
+            if not run.protected:
+                accelerator.save_state(str(run.directory / f"step-{update}"))
+
+    if run.protected:
+        with protect_accelerator(accelerator, run.directory, model=model):
+            train()
+    else:
+        train()
+
+
+@pytest.mark.clause("T195", "T229")
+@pytest.mark.parametrize("double", [False, True], ids=["gloo", "double"])
+def test_a_rank_dies_in_the_middle_of_accumulated_gradients(
+    tmp_path: Path, *, double: bool
+) -> None:
+    whole = without_fault(accumulating, tmp_path / "without", double=double)
+    gasp = with_fault(accumulating, tmp_path / "with", {1: "accumulated"}, double=double)
+    assert_is_its_own(gasp, whole)
 
 
 @pytest.mark.clause("T229")
