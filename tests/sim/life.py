@@ -563,9 +563,10 @@ class Life:
 
     def _step(self) -> bool:
         turns = self.turns
-        if self.outdated_copies >= self.death.outdated:
-            self._kill_turn = min(self._kill_turn, turns.count + self.death.turns_later)
-        if turns.count >= min(self.death.turn, self._kill_turn):
+        death = self.death
+        if death.outdated < math.inf and self.outdated_copies >= death.outdated:
+            self._kill_turn = min(self._kill_turn, turns.count + death.turns_later)
+        if turns.count >= death.turn or turns.count >= self._kill_turn:
             self.kill("at a turn")
         if turns.count > TURNS_MAX:
             raise Finding("LIVELOCK", f"{TURNS_MAX} turns in one life, and no end")

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures._base import PENDING
 from typing import Any, Protocol, TypeVar, cast
 
 from acpfs.backing.calls import BackingTimeoutError, CallPool
@@ -222,18 +223,36 @@ _result = Future.result
 _exception = Future.exception
 
 
-_TURNS = "turns_of_its_life"
-"""Of a future that a pool's thread will answer."""
+class _NoCondition:
+    """One thread goes on at a time, and none is sent away within a future's own code."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_what: object) -> None: ...
+
+    def notify_all(self) -> None:
+        """Whoever waits looks by itself (`Turns.until`)."""
 
 
-def _answer_of(turns: Turns) -> Future[Any]:
-    answer: Future[Any] = Future()
-    setattr(answer, _TURNS, turns)
-    return answer
+_NO_CONDITION = _NoCondition()
+
+
+class _Answer(Future[T]):
+    """Of a pool's thread: without the lock of each future, which costs more than its call."""
+
+    def __init__(self, turns: Turns) -> None:
+        # as the constructor it is instead of
+        self._condition = cast("threading.Condition", _NO_CONDITION)
+        self._state = PENDING
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
+        self.turns = turns
 
 
 def _wait_for(future: Future[Any], timeout_s: float | None) -> None:
-    turns: Turns = getattr(future, _TURNS, Turns.current)
+    turns = future.turns if isinstance(future, _Answer) else Turns.current
     if not future.done() and not turns.until(future.done):
         if timeout_s is not None:
             raise FutureTimeoutError
@@ -271,7 +290,7 @@ class TurnPool(CallPool):
         self._held: deque[tuple[str, Callable[[], None]]] = deque()
 
     def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        answer: Future[T] = _answer_of(self._turns)
+        answer: Future[T] = _Answer(self._turns)
         if self._turns.is_over:
             raise Killed
         self._calls[label] += 1
@@ -335,7 +354,7 @@ class TurnFileCalls(RamFileCalls):
 
     def submit(self, tier_id: TierId, function: Callable[..., T], *arguments: Any) -> Future[T]:
         turns = self._turns
-        answer: Future[T] = _answer_of(turns)
+        answer: Future[T] = _Answer(turns)
         waiting = cast("deque[Any]", self._waiting.setdefault(tier_id, deque()))
         waiting.append(answer)  # the order is what counts
 
