@@ -424,7 +424,8 @@ class KernelWrites:
         elif guard.marking.done():
             guard.seen = guard.marking.result()
             guard.marking = None
-        version.size = st.st_size
+        if not version.is_staged:  # what is placed has the length it was staged with
+            version.size = st.st_size
         self.renew(version)
         return False
 

@@ -567,6 +567,37 @@ def test_what_was_staged_since_a_copy_was_outdated_is_what_there_is(tmp_path: Pa
 
 
 @pytest.mark.clause("X11")
+def test_what_was_staged_is_stored_though_its_file_has_grown_since(tmp_path: Path) -> None:
+    """RAM is lost before it has its place: then all that there is of it is what was staged."""
+    synced = b"s" * LARGE
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        opened, attributes = await made.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        made.engine.hold(False)
+        await until(made, lambda: is_staged(made, attributes.ino))
+        await made.do(made.fs.mkdir(ROOT, b"second", 0o755, CALLER))  # both versions are stored
+        os.pwrite(opened.backing_fd, b"later", LARGE)
+        await made.close(opened)
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        made.engine.hold(False)
+        await until(made, lambda: not len(made.log) or made.log.parked_count > 0)
+        assert not made.log.parked_count
+        content = synced + b"later"
+        assert tree(made.backing) == {"first": "dir", "second": "dir", "f": content}
+
+    settings = {**OUTDATED, "make_lower": MakesNone}
+    run(tmp_path, before, passthrough=True, **settings)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **OUTDATED)
+
+
+@pytest.mark.clause("X11")
 def test_the_next_worker_keeps_a_copy_that_is_outdated(tmp_path: Path) -> None:
     """As long as there is no other one it is all that there is of what was synced."""
     synced = b"s" * LARGE

@@ -292,4 +292,12 @@ MENDED_BUGS = [
         "",
         profiles=("mirrored-lane",),
     ),
+    Bug(
+        "staged-has-grown",
+        "a version that is staged gets the length that its file has later",
+        "filesystem/kernel_writes.py",
+        "        if not version.is_staged:  # what is placed has the length it was staged with\n",
+        "        if True:\n",
+        profiles=("mirrored-lane",),
+    ),
 ]
