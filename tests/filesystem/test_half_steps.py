@@ -191,6 +191,18 @@ def test_what_joins_the_next_step_is_none_of_its_changes(tmp_path: Path) -> None
     assert StateDatabase(tmp_path / "state", REAL).rows("SELECT a FROM t") == [(1,), (2,)]
 
 
+def test_whoever_must_have_it_recorded_has_what_joined_recorded_too(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state", REAL)
+    state.create("CREATE TABLE t (a INTEGER)")
+    with state.joining_step():
+        state.change("INSERT INTO t VALUES (1)")
+    state.must_commit()
+    recorded = StateDatabase(tmp_path / "state", REAL)
+    assert recorded.rows("SELECT a FROM t") == [(1,)]
+    assert not state.unrecorded
+    state.close()
+
+
 def test_nothing_joins_the_next_step_where_a_journal_follows(tmp_path: Path) -> None:
     """People are told of what is copied by how far it is."""
     state = StateDatabase(tmp_path / "state", REAL)

@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from tests.sim.choices import HAVE_LANE, Choices, Profile
+from tests.sim.choices import HAVE_LANE, HAVE_MIRROR, Choices, Profile
 from tests.sim.virtual import MACHINE
 
 HANGS_S = (0.1, 1.0, 7.0, 40.0)
@@ -23,6 +23,11 @@ KILLED_AT_A_MUST = 0.3
 
 KILLED_AS_OUTDATED = 0.5
 """Share of lives of that lane with a mirror that end as a copy is outdated, or soon after."""
+KILLED_AT_A_JOIN = 0.15
+"""Share of lives with a mirror that end before what has joined the next transaction is recorded."""
+JOINS_MAX = 8
+JOINS_NUMBER = 357
+"""With it, no life of a history that failed before there was this has such an end."""
 LATER_TURNS = (0, 0, 5, 50, 500)
 
 
@@ -95,6 +100,10 @@ class Death:
     """Of the storage: before the life hears of it."""
     outdated: float = math.inf
     """Of the copies beside whose versions the kernel has gone on writing."""
+    join: float = math.inf
+    """Of the steps that join the next transaction, of which people are told meanwhile: that one
+    does not come any more.
+    """
     calls: float = math.inf
     """Calls of programs that were answered in this life."""
     pause_s: float = 0.0
@@ -114,6 +123,9 @@ class Death:
             return cls(
                 outdated=outdated.choice((1, 1, 1, 2, 3)), turns_later=outdated.choice(LATER_TURNS)
             )
+        join = choices.stream("join", JOINS_NUMBER, *life)
+        if choices.profile in HAVE_MIRROR and join.random() < KILLED_AT_A_JOIN:
+            return cls(join=join.randrange(1, JOINS_MAX))
         within = choices.stream("within", *life)
         if choices.profile is Profile.SHARED and within.random() < KILLED_WITHIN:
             return cls(within=within.randrange(1, WITHIN_MAX))

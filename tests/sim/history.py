@@ -229,6 +229,7 @@ class History(Serving):
             )
             self.counts["lives"] += 1
             self.life = life
+            life.at_join = self._judge_mirrored
             if number and not self.knobs.keeps_session:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._judge_after_death, life)
@@ -458,15 +459,19 @@ class History(Serving):
         life = self.life
         if life is None or not life.is_serving or life.turns.is_over:
             return
-        if not self._is_ram_lost and life.is_mirrored():
-            self.counts["looks at which all was mirrored"] += 1
-            for one in self.told:
-                one.is_mirrored()
+        self._judge_mirrored()
         if self._status.random() < STATUS_LOOKS:
             told = [program.told for program in self.programs]
             stored = self.storage.visible()
             left = self._left()
             self.counts["files said to be persisted"] += judge_clean(life, told, stored, left)
+
+    def _judge_mirrored(self) -> None:
+        """What is mirrored now is not lost with RAM."""
+        if not self._is_ram_lost and self.life is not None and self.life.is_mirrored():
+            self.counts["looks at which all was mirrored"] += 1
+            for one in self.told:
+                one.is_mirrored()
 
     def _judge_kept_back(self) -> None:
         """As long as a file is kept back, nothing is stored of it (S506)."""

@@ -116,6 +116,16 @@ class MortalState(StateDatabase):
                 life.kill("within a commit of the state")
         return super()._settle()
 
+    def join(self) -> None:
+        super().join()
+        life = self.life
+        if life is None or life.turns.is_over:
+            return
+        life.joins += 1
+        if life.joins == life.death.join:
+            life.death.commit = life.commits + 1
+            life.at_join()
+
     def must_commit(self) -> None:
         life = self.life
         if life is None:
@@ -302,6 +312,9 @@ class Life:
         self._kill_turn = math.inf
         """Once as many copies were outdated as it lives to see."""
         self.commits = 0
+        self.joins = 0
+        self.at_join: Callable[[], None] = lambda: None
+        """Asks what is mirrored then."""
         self.musts = 0
         self.tier_changes = 0
         self.changes = 0

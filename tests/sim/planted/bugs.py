@@ -189,6 +189,19 @@ BUGS = [
         "            return True\n\n    def _again(",
     ),
     Bug(
+        "must-without-what-joined",
+        "whoever must have it recorded does not wait where something has joined",
+        "ram/state.py",
+        "        if not self.commit():\n            raise LateError(self.problem)\n",
+        "        if not self._joined and not self.commit():\n"
+        "            raise LateError(self.problem)\n",
+        unreached=(
+            "what has joined is recorded before another thread has a turn: in the lane 2 of 913 "
+            "waits come before that, in plain, session and hang none of 2,268; "
+            "`tests/filesystem/test_half_steps.py` has it"
+        ),
+    ),
+    Bug(
         "begun-not-marked",
         "that a commit begins is not noted",
         "writeback/commits/commit.py",

@@ -113,4 +113,12 @@ MIRROR_BUGS = [
             "`tests/filesystem/test_mirror.py` has it"
         ),
     ),
+    Bug(
+        "joined-where-a-journal-follows",
+        "what joins the next transaction is not told to the journal before that",
+        "ram/state.py",
+        "        if self._follower is None:\n            self._joined",
+        "        if True:\n            self._joined",
+        ("mirror", "mirrored-lane"),
+    ),
 ]
