@@ -487,6 +487,10 @@ class ExchangeReport:
     """Times that another node did not answer: the storage was read instead."""
     process: int
     """The process that does it; 0: it is being started again."""
+    ways: dict[str, str] = field(default_factory=dict)
+    """Node → how what goes between it and this one is protected, as of their last connection:
+    `sealed`, `tls`, or `plain`.
+    """
     strange: dict[str, str] = field(default_factory=dict)
     """Node → why nothing goes between it and this one: it speaks another version. A sentence with
     both.

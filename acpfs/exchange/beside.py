@@ -8,6 +8,7 @@ one takes its place, with the same sockets to listen on. Thread-safe.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -44,6 +45,7 @@ SILENT_MAX = 3
 still: another one takes its place.
 """
 END_WAIT_S = 2.0
+SAID_AGAIN_S = 60.0
 AGAIN_S = 1.0
 """Between the ends of a process and the begin of the next."""
 
@@ -172,6 +174,9 @@ class Exchange:
         self._trust: dict[str, _Trust] = {}
         self._strange: dict[str, str] = {}
         """Of members whose records are known: strangers do not get as far."""
+        self._ways: dict[str, str] = {}
+        self._spoilt_at: dict[str, float] = {}
+        """Member → when it was last said that its bytes were changed on their way."""
         self._keeping: Running | None = None
         self._silent = 0
         self.counts = ExchangeCounts()
@@ -290,6 +295,11 @@ class Exchange:
                 self._ended(message["loan"], counts=False)
             case "speaks":
                 self._speaks(message["node"], message["version"])
+            case "linked":
+                with self._lock:
+                    self._ways[message["node"]] = message["way"]
+            case "spoilt":
+                self._spoilt(message["node"])
 
     def _make_room(self, origin: str, said: object, reply: Reply) -> None:
         keeper = self._keeper()
@@ -424,6 +434,8 @@ class Exchange:
         if answer is None or "failed" in answer.said:
             if answer is not None and "speaks" in answer.said:
                 self._speaks(to.node, answer.said["speaks"])
+            if answer is not None and "spoilt" in answer.said:
+                self._spoilt(to.node)
             self._fails(to.node)
             raise MemberFailedError("no answer" if answer is None else answer.said["failed"])
         with self._lock:
@@ -447,6 +459,26 @@ class Exchange:
         live = {one.node for one in self._directory.others()}
         with self._lock:
             return {node: why for node, why in self._strange.items() if node in live}
+
+    def ways(self) -> dict[str, str]:
+        """Live member → how what goes to and from it is protected, as of the last connection."""
+        live = {one.node for one in self._directory.others()}
+        with self._lock:
+            return {node: way for node, way in self._ways.items() if node in live}
+
+    def _spoilt(self, node: str) -> None:
+        """Who changes bytes on their way could do it often: not each time is said."""
+        now = self._clock.now()
+        with self._lock:
+            is_news = now - self._spoilt_at.get(node, -math.inf) >= SAID_AGAIN_S
+            if is_news:
+                self._spoilt_at[node] = now
+        if is_news:
+            log.warning(
+                "bytes of another node were changed on their way, or left out: none of them is "
+                "used, and the connection is closed",
+                node=node,
+            )
 
     def _speaks(self, node: str, version: object) -> None:
         """A member has called, or answered, in a version that is not ours."""

@@ -18,9 +18,11 @@ from pathlib import Path
 from acpfs.exchange.channel_ends import ChannelEnd, Reply
 from acpfs.exchange.exchange_records import MemberAddress, Message, VersionName
 from acpfs.exchange.hold_calls import HoldCalls
+from acpfs.exchange.link_streams import LinkFailedError
 from acpfs.exchange.listening import Listening, listening_on
 from acpfs.exchange.member_calls import MemberCalls
-from acpfs.exchange.member_links import LinkFailedError, OtherVersionError, OwnName
+from acpfs.exchange.member_links import OtherVersionError, OwnName
+from acpfs.exchange.sealed_stream import SpoiltLinkError, can_seal
 from acpfs.runtime.threads import Threads
 
 THREAD_WAIT_S = 10.0
@@ -60,14 +62,21 @@ class ExchangeProcess:
 
     def _begin(self, message: Message, fds: list[int]) -> None:
         own = OwnName(
-            message["volume"], message["node"], Path(message["directory"]), message["plain"]
+            message["volume"],
+            message["node"],
+            Path(message["directory"]),
+            message["plain"],
+            can_seal(),
         )
-        self._calls = MemberCalls(own)
-        self._holds = HoldCalls(own)
+        self._calls = MemberCalls(own, self._linked)
+        self._holds = HoldCalls(own, self._linked)
         self._listening = Listening(own, self._end, self._threads)
         self._listening.begin(listening_on(fds))
         for fd in fds:
             os.close(fd)
+
+    def _linked(self, node: str, way: str) -> None:
+        self._end.tell({"do": "linked", "node": node, "way": way})
 
     def _has(self, message: Message, reply: Reply) -> None:
         assert self._calls is not None
@@ -111,6 +120,8 @@ def _tried(what: Callable[[Message, Reply], None], message: Message, reply: Repl
         what(message, reply)
     except OtherVersionError as error:
         reply({"failed": str(error), "speaks": error.version})
+    except SpoiltLinkError as error:
+        reply({"failed": str(error), "spoilt": True})
     except (LinkFailedError, ValueError, OSError) as error:
         reply({"failed": str(error)})
 

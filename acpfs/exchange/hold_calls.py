@@ -7,7 +7,7 @@ Its connections are not those of readers, who would wait behind large files. Dec
 from __future__ import annotations
 
 from acpfs.exchange.exchange_records import MemberAddress, Message
-from acpfs.exchange.member_calls import MemberCalls
+from acpfs.exchange.member_calls import Linked, MemberCalls, nobody
 from acpfs.exchange.member_links import OwnName
 
 HOLD_LINKS_MAX = 4
@@ -17,8 +17,8 @@ HOLD_LINKS_MAX = 4
 class HoldCalls:
     """To all holders: mostly one."""
 
-    def __init__(self, own: OwnName) -> None:
-        self._calls = MemberCalls(own, HOLD_LINKS_MAX)
+    def __init__(self, own: OwnName, linked: Linked = nobody) -> None:
+        self._calls = MemberCalls(own, linked, HOLD_LINKS_MAX)
 
     def hold(self, to: MemberAddress, said: Message, patience_s: float) -> Message:
         """Say something about what is held; the holder's answer.

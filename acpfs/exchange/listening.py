@@ -9,13 +9,10 @@ bounded time and a bounded number of connections.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -30,7 +27,10 @@ from acpfs.exchange.exchange_records import (
     VersionName,
     whole_number,
 )
-from acpfs.exchange.member_links import LinkFailedError, MemberLink, OtherVersionError, OwnName
+from acpfs.exchange.link_streams import LinkFailedError
+from acpfs.exchange.member_links import MemberLink, OtherVersionError, OwnName
+from acpfs.exchange.piece_buffers import PieceBuffers
+from acpfs.exchange.sealed_stream import SpoiltLinkError
 from acpfs.runtime.threads import Threads
 
 STRANGERS_MAX = 64
@@ -50,8 +50,6 @@ HOLD_S = 10.0
 """So long the worker may take to say what becomes of a word or of bytes that it is to hold."""
 PIECE_MAX_S = 20.0
 """A member that takes longer for a piece of what is held here is slower than any storage."""
-BUFFERS_MAX = 2
-"""So many are kept while nothing arrives."""
 IDLE_S = 60.0
 ACCEPT_AGAIN_S = 0.2
 
@@ -63,27 +61,6 @@ class ListeningLimits:
     strangers: int = STRANGERS_MAX
     members: int = MEMBERS_MAX
     handshake_s: float = HANDSHAKE_S
-
-
-class PieceBuffers:
-    """Memory for what arrives: what was used a moment ago is warm, and new memory costs as much as
-    the bytes. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._idle: deque[mmap.mmap] = deque(maxlen=BUFFERS_MAX)
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[mmap.mmap]:
-        """For the largest piece, for as long as the block takes."""
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            buffer = _memory(PUT_BYTES_MAX)
-        try:
-            yield buffer
-        finally:
-            self._idle.append(buffer)
 
 
 class Listening:
@@ -105,7 +82,7 @@ class Listening:
         """Connection → when it has to have shown its key."""
         self._members = 0
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
-        self._buffers = PieceBuffers()
+        self._buffers = PieceBuffers(PUT_BYTES_MAX)
 
     def begin(self, listeners: list[socket.socket]) -> None:
         """Take connections, each listener in a thread."""
@@ -158,8 +135,10 @@ class Listening:
     # -- one connection
 
     def _speak(self, link: MemberLink) -> None:
+        node = ""
         try:
             node = link.answer(self._own, self._knows)
+            self._worker.tell({"do": "linked", "node": node, "way": link.way})
             with self._lock:
                 self._strangers.pop(link, None)
                 if self._members >= self._limits.members:
@@ -174,6 +153,8 @@ class Listening:
                     self._members -= 1
         except OtherVersionError as error:
             self._worker.tell({"do": "speaks", "node": error.node, "version": error.version})
+        except SpoiltLinkError:
+            self._worker.tell({"do": "spoilt", "node": node})
         except (LinkFailedError, ExchangeGoneError, ValueError, TypeError):
             return  # whatever it was: the other side connects anew, if it has business here
         finally:
@@ -330,14 +311,6 @@ def _write_all(fd: int, view: memoryview, position: int) -> None:
 
 def _available(answer: Answer) -> Message:
     return Availability.heard(answer.said).told()
-
-
-def _memory(size: int) -> mmap.mmap:
-    """In large pages, where there are any: they are found sooner, byte for byte."""
-    memory = mmap.mmap(-1, size)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def listening_on(fds: list[int]) -> list[socket.socket]:

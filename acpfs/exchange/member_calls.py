@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from acpfs.exchange.exchange_records import Availability, MemberAddress, VersionName
-from acpfs.exchange.member_links import LinkFailedError, MemberLink, OwnName
+from acpfs.exchange.link_streams import LinkFailedError
+from acpfs.exchange.member_links import MemberLink, OwnName
 
 LINKS_MAX = 2
 """To one member at the same time: more bring nothing, and a group of 32 has room for no more
@@ -34,12 +35,26 @@ TURN_S = 5.0
 """So long a range waits for one of these connections."""
 
 
+Linked = Callable[[str, str], object]
+"""Told of each new connection: to which member, and in which way."""
+
+
+def nobody(_node: str, _way: str) -> None:
+    """Nobody wants to know."""
+
+
 class MemberCalls:
     """To all members."""
 
-    def __init__(self, own: OwnName, links_max: int = LINKS_MAX) -> None:
+    def __init__(
+        self,
+        own: OwnName,
+        linked: Linked = nobody,
+        links_max: int = LINKS_MAX,
+    ) -> None:
         """`links_max`: to one member at the same time."""
         self._own = own
+        self._linked = linked
         self._links_max = links_max
         self._changed = threading.Condition()
         self._idle: dict[MemberAddress, list[MemberLink]] = {}
@@ -81,7 +96,7 @@ class MemberCalls:
             memory = os.memfd_create("acpfs-range", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(memory, size)
-                with mmap.mmap(memory, size) as mapped, memoryview(mapped) as view:
+                with _mapped(memory, size) as view:
                     link.receive_into(view, RANGE_MAX_S)
                 link.send({"do": "same"})
                 is_same = link.receive().get("same") is True
@@ -127,14 +142,16 @@ class MemberCalls:
             idle = self._idle.get(to, [])
             while idle:
                 link = idle.pop()
-                if time.monotonic() - link.used_at < STALE_S:
+                if time.monotonic() - link.used_at < STALE_S and not link.is_spent:
                     return link
                 link.close()
         try:
-            return MemberLink.called(self._own, to, CONNECTS * patience_s)
+            link = MemberLink.called(self._own, to, CONNECTS * patience_s)
         except BaseException:
             self._left(to, None)
             raise
+        self._linked(to.node, link.way)
+        return link
 
     def _left(self, to: MemberAddress, link: MemberLink | None) -> None:
         with self._changed:
@@ -146,3 +163,14 @@ class MemberCalls:
                 for one in self._idle.pop(to, []):  # they lead to the same place
                     one.close()
             self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def _mapped(fd: int, size: int) -> Iterator[memoryview]:
+    mapped = mmap.mmap(fd, size)
+    try:
+        with memoryview(mapped) as view:
+            yield view
+    finally:
+        with contextlib.suppress(BufferError):  # an error's stack has a part: it goes with that
+            mapped.close()

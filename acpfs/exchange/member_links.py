@@ -2,8 +2,9 @@
 
 Each side says its node id and shows its certificate in plain; the other compares that with the
 fingerprint in the member's record, and takes it as the only one in a mutual TLS 1.3 handshake,
-which proves that the key is there, too. With `peer_encryption = off` at both ends TLS ends there,
-and what follows is plain. Blocks; one thread at a time.
+which proves that the key is there, too. In it they agree on one of three ways for all that follows:
+plain, where both have `peer_encryption = off`; in sealed pieces, where both can; else in TLS.
+Blocks; one thread at a time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import math
-import os
-import select
 import socket
 import ssl
 import time
@@ -24,19 +22,14 @@ from pathlib import Path
 
 from acpfs.errors import unknown_version
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION, MemberAddress, Message
-from acpfs.links.frames import LENGTH_BYTES, framed, length_of
+from acpfs.exchange.link_streams import FRAME_BYTES_MAX, LinkFailedError, LinkStream
+from acpfs.exchange.sealed_stream import SealedStream, new_secret, secret_of
+from acpfs.links.frames import framed
 from acpfs.links.tls import certificate_of, mutual
 
 MAGIC = b"acpfs exchange\n"
-FRAME_BYTES_MAX = 1 << 16
 CERTIFICATE_BYTES_MAX = 1 << 13
-SEND_BYTES = 1 << 18
-"""Read from a file at a time where it cannot be sent by the kernel alone."""
 WAY_OUT = "the next mount makes it anew"
-
-
-class LinkFailedError(OSError):
-    """The other member is gone, does not answer in time, or is not who it says."""
 
 
 class OtherVersionError(LinkFailedError):
@@ -63,13 +56,15 @@ class OwnName:
     """Of key and certificate."""
     is_plain: bool
     """Whether it would do without encryption behind the handshake."""
+    seals: bool
+    """Whether it can send and take sealed pieces."""
 
 
 class MemberLink:
     """One connection; owns the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket: socket.socket = connection
+        self._stream = LinkStream(connection)
         self.used_at = time.monotonic()
 
     # -- beginning
@@ -93,9 +88,9 @@ class MemberLink:
                     raise LinkFailedError(f"{to.node}: another certificate than its record's")
                 _check_version(to.node, said)
                 link._secure(own, certificate, server=False)
-                link.send({"plain": own.is_plain})
-                if link._received().get("plain") is True and own.is_plain:
-                    link._socket = _unwrapped(link._socket)
+                secret = new_secret() if own.seals else None
+                link._say(_offer(own.is_plain, secret))
+                link._agree(own, link._received(), secret, called=True)
         except BaseException:
             link.close()
             raise
@@ -121,44 +116,66 @@ class MemberLink:
             self._introduce(own)
             _check_version(node, said)
             self._secure(own, certificate, server=True)
-            is_plain = self._received().get("plain") is True and own.is_plain
-            self.send({"plain": is_plain})
-            if is_plain:
-                self._socket = _unwrapped(self._socket)
+            said = self._received()
+            is_plain = said.get("plain") is True and own.is_plain
+            seals = own.seals and not is_plain and secret_of(said.get("sealed")) is not None
+            secret = new_secret() if seals else None
+            self._say(_offer(is_plain, secret))
+            self._agree(own, {**said, "plain": is_plain}, secret, called=False)
         return node
+
+    def _agree(self, own: OwnName, said: Message, secret: str | None, *, called: bool) -> None:
+        """Go on in the way that both have said, with what the other one has."""
+        ours = secret_of(secret)
+        theirs = secret_of(said.get("sealed"))
+        if said.get("plain") is True and own.is_plain:
+            self._stream = LinkStream(_unwrapped(self._stream.socket))
+        elif ours is not None and theirs is not None:
+            both = ours + theirs if called else theirs + ours
+            self._stream = SealedStream(_unwrapped(self._stream.socket), both, called=called)
 
     def _introduce(self, own: OwnName) -> None:
         said = {"version": EXCHANGE_VERSION, "volume": own.volume, "node": own.node}
-        self._socket.sendall(
+        self._stream.socket.sendall(
             MAGIC
             + framed(json.dumps(said).encode(), FRAME_BYTES_MAX)
             + framed(certificate_of(own.directory), CERTIFICATE_BYTES_MAX)
         )
 
     def _introduced(self) -> tuple[Message, bytes]:
-        if self._exactly(len(MAGIC)) != MAGIC:
+        if self._stream.exactly(len(MAGIC)) != MAGIC:
             raise LinkFailedError("no exchange of acpfs")
-        said = _object(self._frame(FRAME_BYTES_MAX))
-        return said, self._frame(CERTIFICATE_BYTES_MAX)
+        said = self._received()
+        return said, self._stream.frame(CERTIFICATE_BYTES_MAX)
 
     def _secure(self, own: OwnName, certificate: bytes, *, server: bool) -> None:
         context = mutual(own.directory, certificate, WAY_OUT, server=server)
         if server:
             context.num_tickets = 0  # nobody comes back with one
-        secured = context.wrap_socket(self._socket, server_side=server)
-        self._socket = secured
+        secured = context.wrap_socket(self._stream.socket, server_side=server)
+        self._stream = LinkStream(secured)
         # What it has signed is not it.
         if secured.getpeercert(binary_form=True) != certificate:
             raise LinkFailedError("another certificate than it said")
 
     # -- afterwards
 
+    @property
+    def way(self) -> str:
+        """How what is sent is protected: one of `link_streams.WAYS`."""
+        return self._stream.way
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is better made anew than used once more."""
+        return self._stream.is_spent
+
     def limit(self, timeout_s: float) -> None:
         """How long each call may take from now on without a byte."""
-        self._socket.settimeout(timeout_s)
+        self._stream.socket.settimeout(timeout_s)
 
     def _limit(self, until: float) -> None:
-        self._socket.settimeout(max(0.001, until - time.monotonic()))
+        self._stream.socket.settimeout(max(0.001, until - time.monotonic()))
 
     def send(self, message: Message) -> None:
         """Send a message.
@@ -167,7 +184,7 @@ class MemberLink:
             LinkFailedError: it does not go out.
         """
         with _failing():
-            self._socket.sendall(framed(json.dumps(message).encode(), FRAME_BYTES_MAX))
+            self._say(message)
 
     def receive(self) -> Message:
         """The next message.
@@ -178,36 +195,21 @@ class MemberLink:
         with _failing():
             return self._received()
 
+    def _say(self, message: Message) -> None:
+        self._stream.send(json.dumps(message).encode())
+
     def _received(self) -> Message:
-        return _object(self._frame(FRAME_BYTES_MAX))
-
-    def _frame(self, bytes_max: int) -> bytes:
-        return self._exactly(length_of(self._exactly(LENGTH_BYTES), bytes_max))
-
-    def _exactly(self, count: int) -> bytes:
-        found = bytearray(count)
-        with memoryview(found) as view:
-            self._fill(view)
-        return bytes(found)
-
-    def _fill(self, view: memoryview, until: float = math.inf) -> None:
-        done = 0
-        while done < len(view):
-            if time.monotonic() >= until:
-                raise LinkFailedError("the other member is too slow")
-            got = self._socket.recv_into(view[done:])
-            if not got:
-                raise LinkFailedError("the other member has closed")
-            done += got
+        return _object(self._stream.receive())
 
     def receive_into(self, view: memoryview, within_s: float) -> None:
-        """Exactly so many bytes of a file, all of them within that time.
+        """Exactly so many bytes of a file, all of them within that time; where that fails none of
+        them counts.
 
         Raises:
-            LinkFailedError: they do not come.
+            LinkFailedError: they do not come, or not as they were sent.
         """
         with _failing():
-            self._fill(view, time.monotonic() + within_s)
+            self._stream.receive_into(view, time.monotonic() + within_s)
 
     def send_file(self, fd: int, offset: int, size: int) -> None:
         """Bytes of a file, as they are now.
@@ -216,44 +218,13 @@ class MemberLink:
             LinkFailedError: they do not go out, or the file has become shorter.
         """
         with _failing():
-            if isinstance(self._socket, ssl.SSLSocket):
-                self._send_through(fd, offset, size)
-            else:
-                self._send_by_kernel(fd, offset, size)
-
-    def _send_through(self, fd: int, offset: int, size: int) -> None:
-        buffer = memoryview(bytearray(min(size, SEND_BYTES)))
-        done = 0
-        while done < size:
-            part = buffer[: min(len(buffer), size - done)]
-            got = os.preadv(fd, [part], offset + done)
-            if not got:
-                raise LinkFailedError("the file has become shorter")
-            self._socket.sendall(part[:got])
-            done += got
-
-    def _send_by_kernel(self, fd: int, offset: int, size: int) -> None:
-        out = self._socket.fileno()
-        patience_s = self._socket.gettimeout()
-        waiting = select.poll()
-        waiting.register(out, select.POLLOUT)
-        done = 0
-        while done < size:
-            try:
-                got = os.sendfile(out, fd, offset + done, size - done)
-            except BlockingIOError:
-                if not waiting.poll(None if patience_s is None else patience_s * 1000):
-                    raise LinkFailedError("the other member takes nothing") from None
-                continue
-            if not got:
-                raise LinkFailedError("the file has become shorter")
-            done += got
+            self._stream.send_file(fd, offset, size)
 
     def close(self) -> None:
         """Also to wake who waits in here in another thread."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-        self._socket.close()
+            socket.socket.shutdown(self._stream.socket, socket.SHUT_RDWR)
+        self._stream.socket.close()
 
 
 class _failing(contextlib.AbstractContextManager[None]):  # noqa: N801 - used like a function
@@ -281,6 +252,10 @@ def _check_version(node: str, said: Message) -> None:
     version = said.get("version")
     if why := unknown_exchange(version):
         raise OtherVersionError(node, version, why)
+
+
+def _offer(is_plain: bool, secret: str | None) -> Message:
+    return {"plain": is_plain, **({} if secret is None else {"sealed": secret})}
 
 
 def _is(certificate: bytes, key: str) -> bool:

@@ -102,6 +102,7 @@ def exchange_report(parts: Parts) -> ExchangeReport | None:
         given_bytes=sum(counts.given.values()),
         failures=counts.failures,
         process=parts.exchange.pid,
+        ways=parts.exchange.ways(),
         strange=parts.exchange.strange(),
     )
 

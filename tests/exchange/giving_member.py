@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from acpfs.exchange.channel_ends import ChannelEnd, Reply
 from acpfs.exchange.exchange_records import Availability, Has, MemberAddress, Message, VersionName
+from acpfs.exchange.link_streams import PLAIN, SEALED, TLS
 from acpfs.exchange.listening import Listening, ListeningLimits
 from acpfs.exchange.member_calls import MemberCalls
 from acpfs.exchange.member_links import OwnName, fingerprint
+from acpfs.exchange.sealed_stream import can_seal
 from acpfs.links.keys import make_key
 from acpfs.links.tls import certificate_of
 from acpfs.runtime.threads import Threads
@@ -27,12 +31,16 @@ PATIENCE_S = 60.0
 """Longer than a busy machine keeps anybody waiting."""
 
 
-def own_name(
-    directory: Path, node: str, volume: str = VOLUME, *, is_plain: bool = False
-) -> OwnName:
-    """A member with a key of its own."""
+needs_sealing = pytest.mark.skipif(not can_seal(), reason="the package cryptography is missing")
+WAYS = [PLAIN, TLS, pytest.param(SEALED, marks=needs_sealing)]
+BEST = SEALED if can_seal() else TLS
+"""What members agree on where nobody asks for something else."""
+
+
+def own_name(directory: Path, node: str, volume: str = VOLUME, *, way: str = BEST) -> OwnName:
+    """A member with a key of its own, who would have that way."""
     make_key(directory / node, "acpfs member", "it")
-    return OwnName(volume, node, directory / node, is_plain)
+    return OwnName(volume, node, directory / node, way == PLAIN, way != TLS and can_seal())
 
 
 def key_of(own: OwnName) -> str:
@@ -42,13 +50,11 @@ def key_of(own: OwnName) -> str:
 class GivingMember:
     """`n1`, which lends one file."""
 
-    def __init__(
-        self, directory: Path, data: bytes, limits: ListeningLimits, *, is_plain: bool
-    ) -> None:
+    def __init__(self, directory: Path, data: bytes, limits: ListeningLimits, way: str) -> None:
         self.path = directory / "lent"
         self.path.write_bytes(data)
         self.file = VersionName(b"model", 5, len(data), 6, 7)
-        self.own = own_name(directory, "n1", is_plain=is_plain)
+        self.own = own_name(directory, "n1", way=way)
         self.keys: dict[str, str] = {}
         """Whose key it takes: as records have it."""
         self.is_same = True
@@ -60,6 +66,10 @@ class GivingMember:
         self.ended: list[int] = []
         """Loans that were not asked about."""
         self.asked: list[str] = []
+        self.linked: list[tuple[str, str]] = []
+        """With whom connections were made, and in which way, as either side says."""
+        self.spoilt: queue.Queue[str] = queue.Queue()
+        """Members from which something came that was changed."""
         self.strange: queue.Queue[tuple[str, object]] = queue.Queue()
         """Members that speak another version, and which."""
         self.takers: list[MemberCalls] = []
@@ -78,6 +88,8 @@ class GivingMember:
         self.listening.begin([self.listener])
 
     def _heed(self, message: Message, _fds: list[int], reply: Reply) -> None:
+        if self._heard(message):
+            return
         self.asked.append(message["do"])
         match message["do"]:
             case "knows":
@@ -98,8 +110,19 @@ class GivingMember:
                 reply({"refused": "claimed"} if self.is_claimed else {"ok": True})
             case "end":
                 self.ended.append(message["loan"])
+
+    def _heard(self, message: Message) -> bool:
+        """What is said only, and not asked."""
+        match message["do"]:
+            case "linked":
+                self.linked.append((message["node"], message["way"]))
+            case "spoilt":
+                self.spoilt.put(message["node"])
             case "speaks":
                 self.strange.put((message["node"], message["version"]))
+            case _:
+                return False
+        return True
 
     def _lend(self, message: Message, reply: Reply) -> None:
         if self.holds is not None:
@@ -125,21 +148,21 @@ class GivingMember:
 
 @contextmanager
 def giving(
-    directory: Path, data: bytes, *, is_plain: bool = False, limits: ListeningLimits | None = None
+    directory: Path, data: bytes, *, way: str = BEST, limits: ListeningLimits | None = None
 ) -> Iterator[GivingMember]:
     """It, and its end."""
-    member = GivingMember(directory, data, limits or ListeningLimits(), is_plain=is_plain)
+    member = GivingMember(directory, data, limits or ListeningLimits(), way)
     try:
         yield member
     finally:
         member.close()
 
 
-def taker(member: GivingMember, directory: Path, *, is_plain: bool = False) -> MemberCalls:
+def taker(member: GivingMember, directory: Path, *, way: str = BEST) -> MemberCalls:
     """`n2`, which the other one knows."""
-    own = own_name(directory, "n2", is_plain=is_plain)
+    own = own_name(directory, "n2", way=way)
     member.keys["n2"] = key_of(own)
-    calls = MemberCalls(own)
+    calls = MemberCalls(own, lambda node, way: member.linked.append((node, way)))
     member.takers.append(calls)
     return calls
 

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION
+from acpfs.exchange.sealed_stream import can_seal
 from tests.cluster.stand import QUICK
+from tests.exchange.giving_member import needs_sealing
 from tests.rig.mounts import AcpfsMount
 from tests.rig.processes import stop_processes
 from tests.rig.storage.servers import until
@@ -114,7 +116,11 @@ def test_what_another_member_has_saved_comes_from_it(tmp_path: Path, encrypts: b
         assert rows["saves"]["got_bytes"] == len(data)
         rows = {row["node"]: row for row in saves.ctl("nodes")}
         assert rows["loads"]["given_bytes"] == len(data)
+        way = "plain" if not encrypts else "sealed" if can_seal() else "tls"
+        assert status["exchange"]["ways"] == {"saves": way}
+        assert saves.status()["exchange"]["ways"] == {"loads": way}
         text = loads.run("acpfs-ctl", str(loads.path), "status").stdout
+        assert {"plain": "not encrypted", "sealed": ", sealed", "tls": ", in TLS"}[way] in text
         assert "members  20.0 MiB read from them" in text
         assert ("not encrypted" in text) != encrypts
         key = saves.runtime_dir / "exchange"
@@ -133,6 +139,41 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert known in text
     records.write_text(text.replace(known, f"EXCHANGE_VERSION = {EXCHANGE_VERSION + 1}\n"))
     return root
+
+
+@pytest.fixture(scope="module")
+def without_sealing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An acpfs beside which the package cryptography is not installed."""
+    root = tmp_path_factory.mktemp("without")
+    copy_package(root)
+    sealed = root / "acpfs/exchange/sealed_stream.py"
+    text = sealed.read_text()
+    known = "from cryptography."
+    assert known in text
+    sealed.write_text(text.replace(known, "from no_cryptography."))
+    return root
+
+
+@needs_sealing
+@clause("S546", "S548")
+@pytest.mark.parametrize("lacks_it", ["saves", "loads"])
+def test_a_member_that_cannot_seal_is_spoken_to_in_tls(
+    tmp_path: Path, without_sealing: Path, lacks_it: str
+) -> None:
+    data = os.urandom(2 * MIB)
+    members = {name: member(tmp_path, name) for name in ("saves", "loads", "third")}
+    members[lacks_it]._environment["PYTHONPATH"] = str(without_sealing)
+    with mounted(*members.values()) as (saves, loads, third):
+        save(saves, "model", data)
+        for mount in (loads, third):
+            assert (mount.path / "model").read_bytes() == data
+            in_ram(mount)
+            assert mount.status()["exchange"]["got_bytes"] == len(data)
+        ways = saves.status()["exchange"]["ways"]
+        other = "tls" if lacks_it == "saves" else "sealed"
+        assert ways == {"loads": "tls", "third": other}
+        text = saves.run("acpfs-ctl", str(saves.path), "status").stdout
+        assert (", sealed with 1, in TLS with 1" in text) == (lacks_it == "loads")
 
 
 @clause("S526", "S563")

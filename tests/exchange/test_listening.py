@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from acpfs.exchange.exchange_records import PUT_BYTES_MAX
-from acpfs.exchange.listening import BUFFERS_MAX, PieceBuffers
+from acpfs.exchange.piece_buffers import BUFFERS_MAX, PieceBuffers
 
 
 def test_memory_for_pieces_is_used_again_by_one_at_a_time_and_little_is_kept() -> None:
-    buffers = PieceBuffers()
+    buffers = PieceBuffers(PUT_BYTES_MAX)
     with buffers.lent() as first:
         assert len(first) == PUT_BYTES_MAX
         with buffers.lent() as second:

@@ -16,16 +16,20 @@ import pytest
 
 from acpfs.exchange import member_calls
 from acpfs.exchange.exchange_records import EXCHANGE_VERSION, Has, MemberAddress, VersionName
+from acpfs.exchange.link_streams import PLAIN, SEALED, TLS, LinkFailedError
 from acpfs.exchange.listening import ListeningLimits
 from acpfs.exchange.member_calls import MemberCalls
-from acpfs.exchange.member_links import MAGIC, LinkFailedError, MemberLink
+from acpfs.exchange.member_links import MAGIC, MemberLink
 from acpfs.links.frames import framed
 from acpfs.links.tls import certificate_of, mutual
 from tests.exchange.giving_member import (
+    BEST,
     PATIENCE_S,
     VOLUME,
+    WAYS,
     giving,
     key_of,
+    needs_sealing,
     own_name,
     read_all,
     taker,
@@ -36,39 +40,39 @@ DATA = os.urandom((2 << 20) + 4321)
 
 
 @clause("S540", "S546")
-@pytest.mark.parametrize("giver_is_plain", [False, True])
-@pytest.mark.parametrize("taker_is_plain", [False, True])
-def test_ranges_come_as_they_are(
-    tmp_path: Path, giver_is_plain: bool, taker_is_plain: bool
-) -> None:
-    """Also where only one of them would do without encryption."""
-    with giving(tmp_path, DATA, is_plain=giver_is_plain) as member:
-        calls = taker(member, tmp_path, is_plain=taker_is_plain)
+@pytest.mark.parametrize("given", WAYS)
+@pytest.mark.parametrize("taken", WAYS)
+def test_ranges_come_as_they_are(tmp_path: Path, given: str, taken: str) -> None:
+    """Also where only one of them would do without encryption, or can seal."""
+    with giving(tmp_path, DATA, way=given) as member:
+        calls = taker(member, tmp_path, way=taken)
         assert calls.has(member.address, member.file, PATIENCE_S).has is Has.WHOLE
         for offset, size in ((0, len(DATA)), (1, 5), (1 << 20, 1 << 20), (len(DATA) - 1, 1)):
             found = calls.get(member.address, member.file, offset, size, PATIENCE_S)
             assert read_all(found) == DATA[offset : offset + size]
         assert member.asked.count("knows") == 1, "one connection"
         assert member.ended == []
+        agreed = given if given == taken else BEST if TLS not in (given, taken) else TLS
+        assert sorted(member.linked) == [("n1", agreed), ("n2", agreed)], "both know"
 
 
 @clause("S546")
-@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 def test_what_goes_over_the_wire_is_readable_only_where_that_is_wanted(
-    tmp_path: Path, is_plain: bool
+    tmp_path: Path, way: str
 ) -> None:
     secret = b"weights of the model" * 1000
-    with giving(tmp_path, secret, is_plain=is_plain) as member, Tap(member.port) as tap:
-        calls = taker(member, tmp_path, is_plain=is_plain)
+    with giving(tmp_path, secret, way=way) as member, Tap(member.port) as tap:
+        calls = taker(member, tmp_path, way=way)
         to = MemberAddress("n1", ("127.0.0.1",), tap.port, key_of(member.own))
         assert read_all(calls.get(to, member.file, 0, len(secret), PATIENCE_S)) == secret
-        assert (b"weights of the model" in bytes(tap.seen)) == is_plain
+        assert (b"weights of the model" in bytes(tap.seen)) == (way == PLAIN)
 
 
 @clause("S546")
-@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_file_goes_by_the_kernel_alone_where_nothing_is_encrypted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_plain: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     sent: list[int] = []
     sendfile = os.sendfile
@@ -78,11 +82,11 @@ def test_a_file_goes_by_the_kernel_alone_where_nothing_is_encrypted(
         return sent[-1]
 
     monkeypatch.setattr(os, "sendfile", counted)
-    with giving(tmp_path, DATA, is_plain=is_plain) as member:
-        calls = taker(member, tmp_path, is_plain=is_plain)
+    with giving(tmp_path, DATA, way=way) as member:
+        calls = taker(member, tmp_path, way=way)
         found = calls.get(member.address, member.file, 0, len(DATA), PATIENCE_S)
         assert read_all(found) == DATA
-    assert sum(sent) == (len(DATA) if is_plain else 0)
+    assert sum(sent) == (len(DATA) if way == PLAIN else 0)
 
 
 class Tap:
@@ -145,31 +149,30 @@ class Trickle(Tap):
 
 
 @clause("S542")
+@pytest.mark.parametrize("way", [PLAIN, pytest.param(SEALED, marks=needs_sealing)])
 def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """It is never silent for long."""
     monkeypatch.setattr(member_calls, "RANGE_MAX_S", 1.0)
     with (
-        giving(tmp_path, DATA, is_plain=True) as member,
+        giving(tmp_path, DATA, way=way) as member,
         Trickle(member.port) as tap,
     ):
-        calls = taker(member, tmp_path, is_plain=True)
+        calls = taker(member, tmp_path, way=way)
         to = MemberAddress("n1", ("127.0.0.1",), tap.port, key_of(member.own))
         with pytest.raises(LinkFailedError, match="too slow"):
             calls.get(to, member.file, 0, len(DATA), PATIENCE_S)
 
 
 @clause("S543")
-@pytest.mark.parametrize("is_plain", [False, True])
-def test_bytes_that_may_have_changed_on_their_way_are_not_taken(
-    tmp_path: Path, is_plain: bool
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_that_may_have_changed_on_their_way_are_not_taken(tmp_path: Path, way: str) -> None:
     """The giver says so after all have arrived: the kernel sends pages as they are when they
     go.
     """
-    with giving(tmp_path, DATA, is_plain=is_plain) as member:
-        calls = taker(member, tmp_path, is_plain=is_plain)
+    with giving(tmp_path, DATA, way=way) as member:
+        calls = taker(member, tmp_path, way=way)
         member.is_same = False
         assert calls.get(member.address, member.file, 0, 1000, PATIENCE_S) == -1
         member.is_same = True
@@ -179,13 +182,11 @@ def test_bytes_that_may_have_changed_on_their_way_are_not_taken(
 
 
 @clause("S542", "S543")
-@pytest.mark.parametrize("is_plain", [False, True])
-def test_a_file_that_becomes_shorter_in_the_middle_is_an_end(
-    tmp_path: Path, is_plain: bool
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_becomes_shorter_in_the_middle_is_an_end(tmp_path: Path, way: str) -> None:
     """As one does that leaves RAM there. The loan is given back, and the next one goes well."""
-    with giving(tmp_path, DATA, is_plain=is_plain) as member:
-        calls = taker(member, tmp_path, is_plain=is_plain)
+    with giving(tmp_path, DATA, way=way) as member:
+        calls = taker(member, tmp_path, way=way)
         os.truncate(member.path, 5000)
         with pytest.raises(LinkFailedError):
             calls.get(member.address, member.file, 0, len(DATA), PATIENCE_S)

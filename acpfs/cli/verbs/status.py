@@ -27,6 +27,7 @@ WITHHELD_TEXT = {
     "withheld": "WITHHOLDS one that was closed before",
     "named": "WITHHOLDS the change of a pointer that still names it",
 }
+WAY_TEXT = {"sealed": "sealed", "tls": "in TLS", "plain": "not encrypted"}
 HEALTH_TEXT = {
     "ok": "answers",
     "slow": "is slow",
@@ -361,7 +362,7 @@ def _exchange_fact(status: show.Json) -> list[tuple[str, str]]:
     if exchange is None:
         return []
     failures = f", {exchange['failures']} times in vain" if exchange["failures"] else ""
-    plain = "" if exchange["encrypted"] else ", not encrypted"
+    protected = _protection(exchange)
     ended = "" if exchange["process"] else "; its process is being started again"
     return [
         (
@@ -369,7 +370,7 @@ def _exchange_fact(status: show.Json) -> list[tuple[str, str]]:
             (
                 f"{show.size(exchange['got_bytes'])} read from them{failures}, "
                 f"{show.size(exchange['given_bytes'])} given; at "
-                f"{show.printable(', '.join(exchange['listens']))}{plain}{ended}"
+                f"{show.printable(', '.join(exchange['listens']))}{protected}{ended}"
             ),
         ),
         *(
@@ -377,6 +378,18 @@ def _exchange_fact(status: show.Json) -> list[tuple[str, str]]:
             for node, why in exchange.get("strange", {}).items()
         ),
     ]
+
+
+def _protection(exchange: show.Json) -> str:
+    """How what goes between nodes is protected, as far as any of them is connected."""
+    ways = list(exchange.get("ways", {}).values())
+    if not ways:
+        return "" if exchange["encrypted"] else f", {WAY_TEXT['plain']}"
+    return "".join(
+        f", {text}" if count == len(ways) else f", {text} with {count}"
+        for way, text in WAY_TEXT.items()
+        if (count := ways.count(way))
+    )
 
 
 def _withheld(cluster: show.Json) -> list[str]:
