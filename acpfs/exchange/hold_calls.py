@@ -44,5 +44,5 @@ class HoldCalls:
         with self._calls.link(to, patience_s) as link:
             link.limit(patience_s)
             link.send({"do": "put", "said": said})
-            link.send_file(fd, position, said["size"])
+            link.send_file(fd, position, said["size"], is_steady=True)  # `CopyBuffers`, memfds
             return link.receive()

@@ -55,8 +55,8 @@ class LinkStream:
         """Exactly so many bytes of a file."""
         self._fill(view, until)
 
-    def send_file(self, fd: int, offset: int, size: int) -> None:
-        """Bytes of a file, as they are now."""
+    def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool) -> None:
+        """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile."""
         if self.way == TLS:
             self._send_through(fd, offset, size)
         else:

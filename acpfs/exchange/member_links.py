@@ -211,14 +211,15 @@ class MemberLink:
         with _failing():
             self._stream.receive_into(view, time.monotonic() + within_s)
 
-    def send_file(self, fd: int, offset: int, size: int) -> None:
-        """Bytes of a file, as they are now.
+    def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool = False) -> None:
+        """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile; who
+        does ends this process.
 
         Raises:
             LinkFailedError: they do not go out, or the file has become shorter.
         """
         with _failing():
-            self._stream.send_file(fd, offset, size)
+            self._stream.send_file(fd, offset, size, is_steady=is_steady)
 
     def close(self) -> None:
         """Also to wake who waits in here in another thread."""

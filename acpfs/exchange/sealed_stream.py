@@ -13,10 +13,14 @@ The package `cryptography` is optional (`acpfs[exchange]`); without it nothing i
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import mmap
+import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from acpfs.exchange.link_streams import (
@@ -39,8 +43,7 @@ KEY_BYTES_MAX = 1 << 37
 """After so many a connection is made anew: a third of what TLS gives a key of AES-GCM."""
 MESSAGE = b"message"
 _PLACE = struct.Struct(">16s16sQQ")
-_memory = PieceBuffers(2 * PIECE_BYTES + TAG_BYTES)
-"""For a piece before and after."""
+_memory = PieceBuffers(PIECE_BYTES + TAG_BYTES)
 
 
 def can_seal() -> bool:
@@ -146,14 +149,28 @@ class SealedStream(LinkStream):
                 self._fill(sealed, until)
                 self._open(sealed, _place(self._in, self._out, at, size), data)
 
-    def send_file(self, fd: int, offset: int, size: int) -> None:
-        """Bytes of a file, as they are now."""
+    def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool) -> None:
+        """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile."""
+        if is_steady:
+            with _mapped(fd, offset, size) as view:
+                self._send_pieces(size, lambda at, count: view[at : at + count])
+            return
+        # one that can become shorter is read: to touch what a mapping has no more ends the process
+        with _memory.lent() as memory, memoryview(memory) as buffer:
+
+            def read(at: int, count: int) -> memoryview:
+                read_exactly(fd, buffer[:count], offset + at)
+                return buffer[:count]
+
+            self._send_pieces(size, read)
+
+    def _send_pieces(self, size: int, piece: Callable[[int, int], memoryview]) -> None:
+        """`piece(at, count)`: so many bytes from there on."""
         with _memory.lent() as memory, memoryview(memory) as buffer:
             for at in range(0, size, PIECE_BYTES):
-                data = buffer[: min(PIECE_BYTES, size - at)]
-                read_exactly(fd, data, offset + at)
-                sealed = buffer[PIECE_BYTES : PIECE_BYTES + len(data) + TAG_BYTES]
-                self._out.seal(data, _place(self._out, self._in, at, size), sealed)
+                count = min(PIECE_BYTES, size - at)
+                sealed = buffer[: count + TAG_BYTES]
+                self._out.seal(piece(at, count), _place(self._out, self._in, at, size), sealed)
                 self._send_all(sealed)
 
     def _open(self, sealed: memoryview | bytes, place: bytes, data: memoryview | bytearray) -> None:
@@ -176,6 +193,20 @@ def _place(there: _Direction, back: _Direction, at: int, size: int) -> bytes:
     it is.
     """
     return _PLACE.pack(there.last_message, back.last_message, at, size)
+
+
+@contextlib.contextmanager
+def _mapped(fd: int, offset: int, size: int) -> Iterator[memoryview]:
+    if os.fstat(fd).st_size < offset + size:
+        raise LinkFailedError("the file has become shorter")
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    mapped = mmap.mmap(fd, before + size, prot=mmap.PROT_READ, offset=offset - before)
+    try:
+        with memoryview(mapped) as view:
+            yield view[before:]
+    finally:
+        with contextlib.suppress(BufferError):  # an error's stack has a part: it goes with that
+            mapped.close()
 
 
 def new_secret() -> str:

@@ -15,7 +15,7 @@ from acpfs.backing.identity import Identity
 from acpfs.backing.member_records import NodeRecord
 from acpfs.config import Settings, validated
 from acpfs.errors import ConfigError
-from acpfs.exchange.beside import Exchange, ExchangePlace, Lender
+from acpfs.exchange.beside import SAID_AGAIN_S, Exchange, ExchangePlace, Lender
 from acpfs.exchange.exchange_records import MemberAddress
 from acpfs.worker.exchanging import LOOKS_MAX, MemberDirectory, Reached, addresses_of, reached
 from acpfs.writeback.members.cluster import Cluster
@@ -141,6 +141,32 @@ def test_strangers_cost_the_storage_few_questions_and_no_strange_names() -> None
 def test_only_members_that_say_where_they_are_can_be_asked() -> None:
     members = directory(Records(RECORD, NodeRecord("n3"), replace(RECORD, node="n4", port=0)))
     assert members.others() == [MemberAddress("n2", ("192.0.2.2",), 7, KEY)]
+
+
+@clause("S546")
+def test_bytes_that_were_changed_on_their_way_are_told_of_now_and_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not each time: who changes them could fill the log."""
+    place = ExchangePlace("5" * 32, "n1", tmp_path, is_plain=False, listeners=())
+    lender: Callable[[], Lender] = cast("Any", None)
+    one = Exchange(place, directory(Records(RECORD)), lender, REAL, patience_s=0.3)
+    for _each in range(3):
+        one._heed({"do": "spoilt", "node": "n2"}, [], lambda *_: True)
+    assert caplog.text.count("were changed on their way") == 1
+    one._spoilt_at["n2"] -= SAID_AGAIN_S
+    one._heed({"do": "spoilt", "node": "n2"}, [], lambda *_: True)
+    assert caplog.text.count("were changed on their way") == 2
+
+
+@clause("S548")
+def test_only_members_that_live_have_a_way(tmp_path: Path) -> None:
+    place = ExchangePlace("5" * 32, "n1", tmp_path, is_plain=False, listeners=())
+    lender: Callable[[], Lender] = cast("Any", None)
+    one = Exchange(place, directory(Records(RECORD)), lender, REAL, patience_s=0.3)
+    for node, way in (("n2", "tls"), ("n9", "plain"), ("n2", "sealed")):
+        one._heed({"do": "linked", "node": node, "way": way}, [], lambda *_: True)
+    assert one.ways() == {"n2": "sealed"}
 
 
 @clause("S542")

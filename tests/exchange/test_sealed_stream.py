@@ -46,7 +46,13 @@ DATA = os.urandom(SIZES[-1])
 SEALED_PIECE = PIECE_BYTES + TAG_BYTES
 
 
-def sent(tmp_path: Path, *words: bytes | int, secret: bytes = SECRET, called: bool = True) -> bytes:
+def sent(
+    tmp_path: Path,
+    *words: bytes | int,
+    secret: bytes = SECRET,
+    called: bool = True,
+    is_steady: bool = False,
+) -> bytes:
     """What goes over the wire: messages, and so many bytes of a file."""
     (path := tmp_path / "sent").write_bytes(DATA)
     ours, theirs = socket.socketpair()
@@ -64,7 +70,7 @@ def sent(tmp_path: Path, *words: bytes | int, secret: bytes = SECRET, called: bo
             if isinstance(word, bytes):
                 stream.send(word)
             else:
-                stream.send_file(file.fileno(), 0, word)
+                stream.send_file(file.fileno(), 0, word, is_steady=is_steady)
         ours.shutdown(socket.SHUT_WR)
         taking.join()
     theirs.close()
@@ -103,8 +109,10 @@ def heard(wire: bytes, *words: bytes | int, called: bool = False) -> list[bytes]
 @clause("S546")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("called", [False, True])
-def test_what_was_sent_is_heard(tmp_path: Path, size: int, called: bool) -> None:
-    wire = sent(tmp_path, b"first", size, b"", size, b"last", called=called)
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_what_was_sent_is_heard(tmp_path: Path, size: int, called: bool, is_steady: bool) -> None:
+    words = (b"first", size, b"", size, b"last")
+    wire = sent(tmp_path, *words, called=called, is_steady=is_steady)
     found = heard(wire, b"", size, b"", size, b"", called=not called)
     assert found == [b"first", DATA[:size], b"", DATA[:size], b"last"]
     assert DATA[:16] not in wire or size < 16
@@ -152,7 +160,7 @@ def test_a_piece_is_of_no_use_in_another_place(tmp_path: Path) -> None:
             SealedStream(theirs, SECRET, called=False),
         )
         other.send(b"what one of them has not heard of")
-        one.send_file(file.fileno(), 0, 10)
+        one.send_file(file.fileno(), 0, 10, is_steady=False)
         with pytest.raises(SpoiltLinkError):
             other.receive_into(memoryview(bytearray(10)), FOREVER)
     with pytest.raises(SpoiltLinkError):
@@ -196,6 +204,24 @@ def test_nothing_more_comes_from_a_stream_that_was_spoilt(tmp_path: Path) -> Non
             stream.receive()
         with pytest.raises(OSError, match="file descriptor"):
             stream.receive()
+
+
+@clause("S546")
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_any_part_of_a_file_goes_and_one_that_is_too_short_does_not(
+    tmp_path: Path, is_steady: bool
+) -> None:
+    (tmp_path / "sent").write_bytes(DATA)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "sent").open("rb") as file:
+        one = SealedStream(ours, SECRET, called=True)
+        other = SealedStream(theirs, SECRET, called=False)
+        for offset in (0, 1, 4095, 4096, len(DATA) - 1000):
+            one.send_file(file.fileno(), offset, 1000, is_steady=is_steady)
+            other.receive_into(memoryview(found := bytearray(1000)), FOREVER)
+            assert found == DATA[offset : offset + 1000]
+        with pytest.raises(LinkFailedError, match="shorter"):
+            one.send_file(file.fileno(), len(DATA) - 999, 1000, is_steady=is_steady)
 
 
 @clause("S546")
