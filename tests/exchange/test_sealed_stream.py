@@ -131,7 +131,8 @@ def test_a_byte_that_was_changed_ends_it(tmp_path: Path, at: int) -> None:
 @clause("S546")
 def test_pieces_in_another_order_repeated_or_left_out_end_it(tmp_path: Path) -> None:
     wire = sent(tmp_path, 2 * PIECE_BYTES)
-    first, second = wire[:SEALED_PIECE], wire[SEALED_PIECE:]
+    first = wire[:SEALED_PIECE]
+    second = wire[SEALED_PIECE:]
     assert len(second) == SEALED_PIECE
     assert heard(first + second, 2 * PIECE_BYTES) == [DATA[: 2 * PIECE_BYTES]]
     for wrong in (second + first, first + first, second + second):
@@ -142,7 +143,8 @@ def test_pieces_in_another_order_repeated_or_left_out_end_it(tmp_path: Path) -> 
 @clause("S546")
 def test_messages_in_another_order_repeated_or_left_out_end_it(tmp_path: Path) -> None:
     wire = sent(tmp_path, b"one", b"two")
-    first, second = wire[: len(wire) // 2], wire[len(wire) // 2 :]
+    first = wire[: len(wire) // 2]
+    second = wire[len(wire) // 2 :]
     for wrong in (second, first + first, second + first):
         with pytest.raises(SpoiltLinkError):
             heard(wrong, b"", b"")
@@ -155,10 +157,8 @@ def test_a_piece_is_of_no_use_in_another_place(tmp_path: Path) -> None:
         heard(sent(tmp_path, 2 * PIECE_BYTES), 3 * PIECE_BYTES)
     ours, theirs = socket.socketpair()
     with ours, theirs, (tmp_path / "sent").open("rb") as file:
-        one, other = (
-            SealedStream(ours, SECRET, called=True),
-            SealedStream(theirs, SECRET, called=False),
-        )
+        one = SealedStream(ours, SECRET, called=True)
+        other = SealedStream(theirs, SECRET, called=False)
         other.send(b"what one of them has not heard of")
         one.send_file(file.fileno(), 0, 10, is_steady=False)
         with pytest.raises(SpoiltLinkError):
