@@ -296,6 +296,8 @@ def judge(report: Report, pairs: dict[str, Pair], bare: list[float], size: int, 
             f"{drained:.2f}",
             met=drained <= DRAIN_MAX,
         )
+        ways = sorted(set(one.saves.status()["exchange"]["ways"].values()))
+        report.notes.append(f"{name}: what goes between the members is {', '.join(ways)} (S546)")
     report.notes.append(
         "a copy is timed from the close until `wait --copied` returns, with what the journal takes"
     )

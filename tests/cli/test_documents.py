@@ -118,6 +118,7 @@ def test_each_page_of_clauses_says_what_it_is_about() -> None:
 OPTIONAL = {
     "pyfuse3",
     "torch",
+    "cryptography",
     "isal",
     "matplotlib",
     "textual",
