@@ -26,6 +26,14 @@ while [ $number -lt $2 ]; do
 done
 """
 """Of the system's own: other users may not be let into the place of this interpreter."""
+HALTING_WRITER = """
+{
+    yes 0 | dd bs=1M count=$3 iflag=fullblock status=none &&
+        read go_on < $2 &&
+        yes 0 | dd bs=1M count=$4 iflag=fullblock status=none
+} > $1/0.pt
+"""
+"""Of one file, which it has open until it has been told to go on."""
 
 pytestmark = [
     pytest.mark.mount,
@@ -187,11 +195,15 @@ def test_a_file_larger_than_the_share_outgrows_ram_and_is_whole(
         (mount.path / name).mkdir()
         os.chown(mount.path / name, uid, uid)
     size = 5 * SHARE_BYTES
-    with save(mount.path / "ann", ANN, 1, size) as ann:
+    os.mkfifo(halt := tmp_path / "halt")
+    halt.chmod(0o644)
+    words = [str(mount.path / "ann"), str(halt), "16", str(size // MIB - 16)]
+    with subprocess.Popen(["sh", "-c", HALTING_WRITER, "sh", *words], user=ANN, group=ANN) as ann:
         mount.wait_status(lambda status: owners(status).get(ANN, 0) > SHARE_BYTES // 4)
         mount.kill_worker()
         assert ann.poll() is None
         mount.ctl("set", "bandwidth=0")
+        halt.write_text("go on\n")
         with save(mount.path / "bob", BOB, 2) as bob:
             assert bob.wait(WAIT_S) == 0
         assert ann.wait(WAIT_S) == 0

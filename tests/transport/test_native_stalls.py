@@ -335,16 +335,18 @@ def test_what_was_asked_of_a_worker_that_cannot_end_the_next_one_answers(
     with ThreadPoolExecutor() as pool:
         flushed = pool.submit(client.request, record, "flush", question, heard.append)
         until(lambda: bool(heard), "the flush is under way")
-        if how == "kill":
-            mount.kill_worker()
-        else:
-            mount.ask("reload")
-        mount.wait_status(lambda status: status["worker"]["number"] == 2)
-        before = len(heard)  # what the old one said last may be on its way
-        until(lambda: len(heard) > before + 2 or flushed.done(), "the next one answers")
-        assert not flushed.done(), flushed.exception()
-        assert Path(f"/proc/{old}").exists(), "nothing was left behind: the test proves nothing"
-        mount.ask("set", key="bandwidth", value="0")
+        try:
+            if how == "kill":
+                mount.kill_worker()
+            else:
+                pool.submit(mount.ask, "reload")  # it may be gone before it has answered this
+            mount.wait_status(lambda status: status["worker"]["number"] == 2)
+            before = len(heard)  # what the old one said last may be on its way
+            until(lambda: len(heard) > before + 2 or flushed.done(), "the next one answers")
+            assert not flushed.done(), flushed.exception()
+            assert Path(f"/proc/{old}").exists(), "nothing was left behind: it proves nothing"
+        finally:  # the pool waits for the flush
+            mount.ask("set", key="bandwidth", value="0")
         flushed.result()
     assert (mount.backing / "meanwhile").read_bytes() == SOURCE
     assert writer.goes_on() == SIZE
