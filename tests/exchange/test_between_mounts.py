@@ -118,7 +118,7 @@ def test_what_another_member_has_saved_comes_from_it(tmp_path: Path, encrypts: b
         assert rows["loads"]["given_bytes"] == len(data)
         way = "plain" if not encrypts else "sealed" if can_seal() else "tls"
         assert status["exchange"]["ways"] == {"saves": way}
-        assert saves.status()["exchange"]["ways"] == {"loads": way}
+        saves.wait_status(lambda status: status["exchange"]["ways"] == {"loads": way})
         text = loads.run("acpfs-ctl", str(loads.path), "status").stdout
         assert {"plain": "not encrypted", "sealed": ", sealed", "tls": ", in TLS"}[way] in text
         assert "members  20.0 MiB read from them" in text
@@ -164,12 +164,15 @@ def test_a_member_that_cannot_seal_is_spoken_to_in_tls(
     members = {name: member(tmp_path, name) for name in ("saves", "loads", "third")}
     members[lacks_it]._environment["PYTHONPATH"] = str(without_sealing)
     with mounted(*members.values()) as (saves, loads, third):
-        save(saves, "model", data)
-        for mount in (loads, third):
-            assert (mount.path / "model").read_bytes() == data
+        # each reads a file of its own: what two have read may come from either
+        for mount, name in ((loads, "model"), (third, "other")):
+            save(saves, name, data)
+            assert (mount.path / name).read_bytes() == data
             in_ram(mount)
             assert mount.status()["exchange"]["got_bytes"] == len(data)
-        ways = saves.status()["exchange"]["ways"]
+        # a member is shown once its record has been read, which may be after it has asked
+        status = saves.wait_status(lambda status: len(status["exchange"]["ways"]) == 2)
+        ways = status["exchange"]["ways"]
         other = "tls" if lacks_it == "saves" else "sealed"
         assert ways == {"loads": "tls", "third": other}
         text = saves.run("acpfs-ctl", str(saves.path), "status").stdout
