@@ -28,7 +28,7 @@ from tests.training.ranks.replaced import Replaced
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.long
 DIES = 5
-PAGE = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "frameworks.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (
     block
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
