@@ -39,6 +39,10 @@ SILENCE_S = 2.0
 """After so long it is looked whether the worker that was asked has been killed: one that is in a
 call which does not return has the connection open all the same.
 """
+KILLED_WAIT_S = 20.0
+"""So long a request that may not be asked twice waits on when the worker that was asked has been
+killed: what that one had not taken the next one answers, when it has begun.
+"""
 _CHUNK_BYTES = 1 << 16
 _PEERCRED = struct.Struct("3i")
 
@@ -235,19 +239,29 @@ class _Answers:
         not keep the client beyond its deadline either.
         """
         silent_until = time.monotonic() + SILENCE_S_MAX
+        killed = False
         while True:
             left_s = min(silent_until - time.monotonic(), _left_s(self._record, self._until))
             if left_s <= 0:
+                if killed:
+                    raise AcpfsError(
+                        f"the worker of {self._record.mountpoint} was killed before it answered: "
+                        "see whether it was done, then try again"
+                    )
                 raise TimeoutError
             connection.settimeout(min(left_s, SILENCE_S))
             try:
                 return connection.recv(_CHUNK_BYTES)
             except TimeoutError:
+                if killed or self._asked is None or not _is_killed(self._asked):
+                    continue
                 # It may be asked twice so: what a worker has not taken comes to the next one.
-                if self._is_repeatable and self._asked is not None and _is_killed(self._asked):
+                if self._is_repeatable:
                     raise _EndedError(
                         f"the daemon of {self._record.mountpoint} was killed before it answered"
                     ) from None
+                killed = True
+                silent_until = min(silent_until, time.monotonic() + KILLED_WAIT_S)
 
 
 def _listener(connection: socket.socket) -> Path | None:

@@ -143,6 +143,11 @@ class ControlServer:
                 self._all_gone = trio.Event()
                 await self._all_gone.wait()
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is under way that is answered at once; for any thread."""
+        return self._quick.taken > 0
+
     def close(self) -> None:
         """Stop listening (for a server that never ran)."""
         self._socket.close()

@@ -74,6 +74,9 @@ ANCHOR_INTERVAL_S = float(os.environ.get(ANCHOR_VARIABLE, "5"))
 RUN_DIRECTORY_INTERVAL_S = 2.0
 """Less than a client waits for a socket that is not there."""
 LAST_ANSWERS_WAIT_S = 5.0
+QUICK_ANSWERS_WAIT_S = 5.0
+"""A worker that is to make room waits so long at most for what it answers at once."""
+QUICK_ANSWERS_LOOK_S = 0.01
 DRAIN_LOOK_INTERVAL_S = 0.2
 ELSEWHERE_INTERVAL_S = 0.5
 """Between two looks at who else has the mount, each through the mount tables of all processes."""
@@ -199,7 +202,7 @@ class Worker:
             if "control" not in self.link.kept:
                 self.link.keep("control", [server.fileno()])
             self.link.listen(
-                self._make_room,
+                partial(self._make_room, server),
                 partial(self._told_to_hurry, trio.lowlevel.current_trio_token()),
                 self._adopted,
             )
@@ -222,11 +225,18 @@ class Worker:
         if self._ended.is_set() or not (self._was_mounted or self.link.workers_before):
             registry.remove(self._record)
 
-    def _make_room(self) -> None:
+    def _make_room(self, server: ControlServer) -> None:
         """For the next worker: no step is under way from here on; requests that were read and not
         answered come to it again.
+
+        Who asked for something that is answered at once, as for this reload, hears so before: he
+        may not ask it twice.
         """
         log.info("making room for the next worker")
+        clock = self._parts.given.clock
+        until = clock.now() + QUICK_ANSWERS_WAIT_S
+        while server.is_answering and clock.now() < until:
+            clock.sleep(QUICK_ANSWERS_LOOK_S)
         self._parts.fs.lock.acquire(timeout=LOCK_WAIT_S)
 
     def _adopted(self, pid: int) -> None:

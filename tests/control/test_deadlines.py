@@ -147,6 +147,20 @@ def test_silence_of_a_process_that_is_gone_says_what_to_do(
         client.request(gone, "status")
 
 
+@pytest.mark.clause("S620")
+@pytest.mark.usefixtures("_patient")
+def test_what_may_not_be_asked_twice_ends_soon_where_who_was_asked_was_killed(
+    mute: Mute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one cannot end, and keeps the connection; what may be asked twice is asked again."""
+    lives = iter([False])  # as the connection is made
+    monkeypatch.setattr(client, "_is_killed", lambda _process: next(lives, True))
+    monkeypatch.setattr(client, "SILENCE_S", SHORT_S / 5)
+    monkeypatch.setattr(client, "KILLED_WAIT_S", SHORT_S)
+    with pytest.raises(AcpfsError, match="was killed before it answered: see whether it was done"):
+        client.request(mute.record, "reload")
+
+
 @pytest.mark.parametrize("name", WORDS)
 def test_a_command_ends_where_the_worker_does_not_answer(mute: Mute, name: str) -> None:
     with pytest.raises((AcpfsError, SystemExit)) as ended:

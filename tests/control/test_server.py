@@ -19,7 +19,9 @@ from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import FileState
 from acpfs.control.server import ControlServer
+from acpfs.control.socket_messages import ControlRequest, Json
 from acpfs.control.verbs import answers
+from acpfs.control.worker_contract import Report
 from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import (
     AcpfsError,
@@ -98,6 +100,40 @@ def test_a_probe_is_told_whether_the_mount_serves(tmp_path: Path, state: str, re
         assert await ask(record, "ready") == {"ready": ready, "state": state}
 
     serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S620")
+def test_it_says_whether_it_has_answered_what_it_answers_at_once(tmp_path: Path) -> None:
+    """A worker that makes room waits for that; not for who waits for something."""
+    going_on = trio.Event()
+    begun = {"flush": trio.Event(), "reload": trio.Event()}
+    said: list[bool] = []
+
+    async def halted(request: ControlRequest, _tell: Report) -> Json:
+        begun[request.verb].set()
+        await going_on.wait()
+        return {}
+
+    async def main() -> None:
+        with trio.fail_after(TEST_LIMIT_S):
+            control = ControlServer(tmp_path / "c.sock", dict.fromkeys(begun, halted))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(control.run)
+                with socket_of(control) as record:
+                    async with trio.open_nursery() as clients:
+                        clients.start_soon(ask, record, "flush", {"paths": []})
+                        await begun["flush"].wait()
+                        said.append(control.is_answering)
+                        clients.start_soon(ask, record, "reload")
+                        await begun["reload"].wait()
+                        said.append(control.is_answering)
+                        going_on.set()
+                await wait_all_tasks_blocked()  # the client hears before its place is free
+                said.append(control.is_answering)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert said == [False, True, False]
 
 
 def test_the_socket_is_for_its_owner(tmp_path: Path) -> None:
