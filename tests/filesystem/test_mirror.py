@@ -598,6 +598,53 @@ def test_what_was_staged_is_stored_though_its_file_has_grown_since(tmp_path: Pat
 
 
 @pytest.mark.clause("X11")
+def test_what_was_staged_with_a_half_that_goes_is_stored_without_it(tmp_path: Path) -> None:
+    """Two were synced; the first was read again, with what was written behind both, and staged when
+    the last one was.
+    """
+    synced = b"s" * LARGE
+    may_begin = threading.Event()
+
+    class StagesTheLastFirst(MakesNone):
+        def create_staging(self, name: str) -> int:
+            if name.startswith("1-") and not may_begin.is_set():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().create_staging(name)
+
+    async def before(made: World) -> None:
+        await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
+        opened, _attributes = await made.create(b"f")
+        assert opened.lane is Lane.PASSTHROUGH
+        os.pwrite(opened.backing_fd, synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        await made.do(made.fs.mkdir(ROOT, b"second", 0o755, CALLER))  # both versions are stored
+        os.pwrite(opened.backing_fd, synced, 0)
+        await made.do(made.fs.fsync(opened.handle, False))
+        earlier, last = (op.version for op in made.log if op.version is not None)
+        made.engine.hold(False)
+        await until(made, lambda: last.is_staged)
+        os.pwrite(opened.backing_fd, b"half", LARGE)
+        may_begin.set()
+        await until(made, lambda: earlier.is_staged)
+        assert (earlier.size, last.size) == (LARGE + 4, LARGE)
+        await made.close(opened)
+        with made.fs.lock:
+            assert made.inner.interrupted.discard(b"f") == (1, [])
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        made.engine.hold(False)
+        await until(made, lambda: not len(made.log) or made.log.parked_count > 0)
+        assert not made.log.parked_count
+        assert tree(made.backing) == {"first": "dir", "second": "dir", "f": synced}
+
+    killed = {"closing": lambda _pid: Closing.KILL}
+    run(tmp_path, before, passthrough=True, make_lower=StagesTheLastFirst, **killed, **OUTDATED)
+    lose_ram(tmp_path)
+    run(tmp_path, after, **OUTDATED)
+
+
+@pytest.mark.clause("X11")
 def test_the_next_worker_keeps_a_copy_that_is_outdated(tmp_path: Path) -> None:
     """As long as there is no other one it is all that there is of what was synced."""
     synced = b"s" * LARGE

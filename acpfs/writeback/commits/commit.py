@@ -596,6 +596,7 @@ class Committer:
         That one's ACL may have been narrowed for its content alone (S595): the mode is the new one.
         """
         assert op.version is not None
+        is_cut = self._placing.shorten_staged(op.version, staging)
         meta = Metadata()
         if replaced is not None and self._lower.features.xattrs:
             with suppress(FileNotFoundError):
@@ -609,7 +610,7 @@ class Committer:
         access = meta.xattrs.get(posix_acl.ACCESS)
         if access is not None and op.meta.permissions is not None:
             meta.xattrs[posix_acl.ACCESS] = posix_acl.after_chmod(access, op.meta.permissions)
-        if self._applied.get(op.version.vid) != op.meta.to_json():
+        if is_cut or self._applied.get(op.version.vid) != op.meta.to_json():
             later = Metadata.from_json(op.meta.to_json())
             later.xattrs.update(meta.xattrs)
             if later.mtime_ns is not None and self._lower.features.xattrs and op.version.digest:

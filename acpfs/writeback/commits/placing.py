@@ -127,6 +127,26 @@ class Placing:
             self._put_again(version, staging, target)
             return staging
 
+    def shorten_staged(self, version: Version, staging: LowerPath) -> bool:
+        """Cut off what was staged behind the version's end; whether there was anything.
+
+        It was read again before it was staged, and got what was written behind a later one (X11);
+        that half was discarded since, and the version shortened. RAM may have been lost since: then
+        this is all that there is of it.
+        """
+        if version.digest:  # nobody wrote to it
+            return False
+        st = self._parts.look(staging)
+        if st is None or st.size <= version.size:
+            return False
+        fd = self._lower.open_staging(version.staging_name)
+        try:
+            self._lower.truncate(fd, version.size)
+            self._lower.sync(fd)
+        finally:
+            self._lower.close(fd)
+        return True
+
     def _rename_staged(self, version: Version, target: LowerPath) -> LowerPath:
         """See `put_version`.
 
