@@ -24,7 +24,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
-from acpfs.filesystem.records import AttributeChange, Lane
+from acpfs.filesystem.records import AttributeChange, Attributes, Lane, OpenFile
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.copies import on_disk
@@ -408,10 +408,7 @@ def test_what_was_mirrored_stays_until_what_the_kernel_wrote_since_is(
     later = b"later" + synced[5:]
 
     async def before(made: World) -> None:
-        opened, _attributes = await made.create(b"f")
-        assert opened.lane is Lane.PASSTHROUGH
-        os.pwrite(opened.backing_fd, synced, 0)
-        await made.do(made.fs.fsync(opened.handle, False))
+        opened, _attributes = await synced_file(made, synced)
         await mirrored(made)
         spill = spilling(made).spill
         (first,) = spill.copies.values()
@@ -490,14 +487,20 @@ OUTDATED: dict[str, Any] = {
 }
 
 
-async def outdated(made: World, synced: bytes) -> tuple[Ino, str]:
-    """A synced file whose copy the kernel has written on since, and of which there is no other; and
-    the name of that copy.
-    """
+async def synced_file(made: World, synced: bytes) -> tuple[OpenFile, Attributes]:
+    """`f`, which the kernel writes past the daemon."""
     opened, attributes = await made.create(b"f")
     assert opened.lane is Lane.PASSTHROUGH
     os.pwrite(opened.backing_fd, synced, 0)
     await made.do(made.fs.fsync(opened.handle, False))
+    return opened, attributes
+
+
+async def outdated(made: World, synced: bytes) -> tuple[Ino, str]:
+    """A synced file whose copy the kernel has written on since, and of which there is no other; and
+    the name of that copy.
+    """
+    opened, attributes = await synced_file(made, synced)
     await mirrored(made)
     (copy,) = spilling(made).spill.copies.values()
     os.pwrite(opened.backing_fd, b"later", 0)
@@ -519,10 +522,7 @@ def test_what_is_shown_again_as_a_half_is_discarded_is_what_is_stored(tmp_path: 
 
     async def before(made: World) -> None:
         await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
-        opened, attributes = await made.create(b"f")
-        assert opened.lane is Lane.PASSTHROUGH
-        os.pwrite(opened.backing_fd, synced, 0)
-        await made.do(made.fs.fsync(opened.handle, False))
+        opened, attributes = await synced_file(made, synced)
         made.engine.hold(False)
         await until(made, lambda: is_staged(made, attributes.ino))
         os.pwrite(opened.backing_fd, b"later", 0)
@@ -573,10 +573,7 @@ def test_what_was_staged_is_stored_though_its_file_has_grown_since(tmp_path: Pat
 
     async def before(made: World) -> None:
         await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
-        opened, attributes = await made.create(b"f")
-        assert opened.lane is Lane.PASSTHROUGH
-        os.pwrite(opened.backing_fd, synced, 0)
-        await made.do(made.fs.fsync(opened.handle, False))
+        opened, attributes = await synced_file(made, synced)
         made.engine.hold(False)
         await until(made, lambda: is_staged(made, attributes.ino))
         await made.do(made.fs.mkdir(ROOT, b"second", 0o755, CALLER))  # both versions are stored
@@ -613,10 +610,7 @@ def test_what_was_staged_with_a_half_that_goes_is_stored_without_it(tmp_path: Pa
 
     async def before(made: World) -> None:
         await made.do(made.fs.mkdir(ROOT, b"first", 0o755, CALLER))
-        opened, _attributes = await made.create(b"f")
-        assert opened.lane is Lane.PASSTHROUGH
-        os.pwrite(opened.backing_fd, synced, 0)
-        await made.do(made.fs.fsync(opened.handle, False))
+        opened, _attributes = await synced_file(made, synced)
         await made.do(made.fs.mkdir(ROOT, b"second", 0o755, CALLER))  # both versions are stored
         os.pwrite(opened.backing_fd, synced, 0)
         await made.do(made.fs.fsync(opened.handle, False))
