@@ -46,6 +46,8 @@ def join_group(rank: int, world: int, store: Path) -> Any:
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world
     )
+    # a rank that has its connections may end while others still make theirs: that fails them
+    dist.barrier()
     return dist.group.WORLD
 
 
