@@ -216,6 +216,8 @@ class Told:
         """The storage shows this of the program's directory."""
         for at in range(self.at, len(self.moments)):
             if self._is_shown(at, shown):
+                if self._may_be_before(at, shown):
+                    return
                 self.at = self._first_but_for_removed(shown, at) if self.may_remove_early else at
                 return
         if self._halfway_from(shown, self.at) >= 0:
@@ -228,6 +230,16 @@ class Told:
             self.pending_was_shown = True
             return
         raise Finding("ORDER", f"the storage shows what never was: {self.nearest(shown)}")
+
+    def _may_be_before(self, at: int, shown: Shown) -> bool:
+        """What is that moment may also be halfway to an earlier one: of a file with two names one
+        has its new content, and the other one gets this old content again later.
+        """
+        between = self.moments[self.at + 1 : at]
+        return (
+            any(moment.is_gradual for moment in between)
+            and 0 <= self._halfway_from(shown, self.at) < at
+        )
 
     def _halfway_from(self, shown: Shown, least: int) -> int:
         """The latest moment from which that is halfway to a later one; -1: none."""
