@@ -5,6 +5,7 @@ Its options are torchrun's, so argparse reads them and not click.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -19,6 +20,10 @@ def main() -> NoReturn:
     except AcpfsError as error:
         print(f"acpfs-run: {error}", file=sys.stderr)
         status = int(error.exit_code)
+    try:
+        sys.stdout.flush()
+    except OSError:  # the interpreter would try again, and end with a status of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(status)
 
 

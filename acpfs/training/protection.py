@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from acpfs.errors import ConfigError
 from acpfs.logger import get_logger
+from acpfs.training import last_words
 from acpfs.training.boot import JOBS, boot
 from acpfs.training.drill import Drill, parsed
 from acpfs.training.guard import theirs
@@ -279,7 +279,7 @@ class Protection:
 
     def _leave(self, leave: Leave, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, Interrupted):
-            traceback.print_exception(error)
+            last_words.tell_error(error)
         log.warning("this rank ends", status=leave.status, text=leave.text, gasp=leave.gasp)
         if self._on_saved is not None and leave.gasp:
             try:
@@ -302,9 +302,7 @@ class Protection:
             threading.current_thread() is threading.main_thread()
         ):  # no other may set signal handlers
             self._handlers.close()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(leave.status)  # threads of groups that are broken would wait for each other
+        last_words.end_process(leave.status)
 
     # -- what a loop may say
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
+from acpfs.training import last_words
 from acpfs.training.coordinator.exiting import started_at
 from acpfs.training.first_update import tell_launcher
 from acpfs.training.interrupt import Interrupted, Interrupter, importing
@@ -227,8 +227,7 @@ class Voyage:
     def _make_room(self, why: str, where: str) -> NoReturn:
         """End this process, so that another one takes its place."""
         log.error("another process has to take this one's place", why=why, stacks=where)
-        sys.stderr.write(f"acpfs: {why}: another process has to take this rank's place\n{where}\n")
-        sys.stderr.flush()
+        last_words.tell(f"acpfs: {why}: another process has to take this rank's place\n{where}")
         os._exit(ExitStatus.TAKEN_FOR_LOST)
 
     # -- what the coordinator says
@@ -309,12 +308,10 @@ class Voyage:
     def _leave(self, leave: Leave) -> None:
         self._interrupter.disarm()
         if self._error is not None:
-            traceback.print_exception(self._error)
+            last_words.tell_error(self._error)
         log.warning("this rank ends", status=leave.status, text=leave.text)
         self._member.end()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(leave.status)  # threads of groups that are broken would wait for each other
+        last_words.end_process(leave.status)
 
     # -- the loop
 
@@ -368,5 +365,5 @@ class Voyage:
         self._kind = kind
         if self._member.order(self._handled, 0.0) is None:
             if kind is TroubleKind.ERROR:
-                traceback.print_exception(error)
+                last_words.tell_error(error)
             self._member.tell(Trouble(kind, told(error)))

@@ -81,6 +81,26 @@ class Run:
             select.select([], [], [], 0.02)
 
 
+@clause("T236")
+def test_output_that_cannot_be_shown_ends_no_job(tmp_path: Path) -> None:
+    """Stdout goes to a file system that is full; the files of the ranks lie on another one."""
+    (tmp_path / "rank.py").write_text(f"{RANK}print('said', rank)\nnote('done')\n")
+    words = [sys.executable, "-m", "acpfs.cli.run", "--nproc-per-node", "2"]
+    options = ["--log-dir", "logs", "--tee", "1"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*words, *options, "rank.py"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=BOUND_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    logs = sorted(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))
+    assert [log.read_text() for log in logs] == ["said 0\n", "said 1\n"]
+
+
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[list[Run]]:
     found: list[Run] = []

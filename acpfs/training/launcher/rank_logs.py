@@ -4,6 +4,7 @@ shown as well.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from acpfs.training.launcher.streams import Std, Streams
 
@@ -108,12 +110,19 @@ class Shown:
                 if end:
                     lines = bytes(kept[:end]).splitlines()
                     del kept[:end]
-                    stream.buffer.write(b"".join(self._prefix + line + b"\n" for line in lines))
-                    stream.flush()
+                    _show(stream, b"".join(self._prefix + line + b"\n" for line in lines))
             if last:
                 if kept:
-                    stream.buffer.write(self._prefix + bytes(kept) + b"\n")
-                    stream.flush()
+                    _show(stream, self._prefix + bytes(kept) + b"\n")
                 file.close()
         if last:
             self._files = {}
+
+
+def _show(stream: TextIO, lines: bytes) -> None:
+    """What cannot be shown is in the files all the same, and no reason to end a job: where stdout
+    goes may be full, or gone.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        stream.buffer.write(lines)
+        stream.flush()

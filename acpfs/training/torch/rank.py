@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.logger import get_logger
-from acpfs.training import messages
+from acpfs.training import last_words, messages
 from acpfs.training.drill import Points
 from acpfs.training.guard import Guard
 from acpfs.training.host_state import HostState
@@ -354,8 +353,7 @@ class TorchRank:
             self._progress.settle(self._any_tensor, policy.probe_s)
         except Exception as error:  # noqa: BLE001  # whatever it is, nothing can be read here
             log.error("this rank's state is lost: others may hold it", why=str(error))
-            sys.stderr.write(f"acpfs: this rank's state is lost: {error}\n")
-            sys.stderr.flush()
+            last_words.tell(f"acpfs: this rank's state is lost: {error}")
             os._exit(messages.ExitStatus.TAKEN_FOR_LOST)
 
     def _any_tensor(self) -> Any:
