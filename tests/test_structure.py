@@ -414,6 +414,19 @@ def test_contents_have_one_checksum() -> None:
     assert found - others == set(), "contents have theirs from acpfs.checksum"
 
 
+def test_what_a_rank_says_cannot_fail_it() -> None:
+    """A stream may be full or closed: in a rank and in its launcher `last_words` and `_show` write
+    to them (T235, T236), and whoever only begins, or says so beside an exit.
+    """
+    beginners = {"coordinator/__main__.py", "coordinator/meeting.py"}
+    told = {
+        str(path.relative_to(PACKAGE / "training"))
+        for path in (PACKAGE / "training").rglob("*.py")
+        if re.search(r"sys\.std(err|out)\.(write|flush)|print_exception\(", path.read_text())
+    }
+    assert told == beginners | {"last_words.py", "launcher/node.py"}
+
+
 def test_only_the_verbs_say_where_bytes_are() -> None:
     """`tier`, `here` and `rest` of a body are set by its own methods; a node gets its body from
     `Contents`, or before there is one.
