@@ -44,6 +44,7 @@ from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
+from acpfs.writeback.log.ops import OpKind
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
@@ -664,10 +665,12 @@ class LowerView:
             entries = await self.questions.renew(
                 "listdir", self._there.listdir, path, known=known, late=take
             )
-        except OSError:
+        except OSError as error:
             # not there at the moment is no answer: the C library takes ENOENT for the end of the
             # listing
             if not self.questions.overtaken(epoch):
+                if error.errno == errno.ENOENT and self._is_made_here(parent):
+                    return False  # a server has forgotten it, and gets it again (`Recheck`)
                 raise
             return await self.questions.at_rest(known=False)
         directory.listing_s = self._now() - inquiry.at
@@ -677,6 +680,10 @@ class LowerView:
             return await self.questions.at_rest(known=known)
         take(entries)
         return True
+
+    def _is_made_here(self, directory: Node) -> bool:
+        """Whether its making is not persisted yet: then nobody else has put anything there."""
+        return any(op.kind is OpKind.MKDIR for op in self._log.pending_of(directory.ino))
 
     def _listed(
         self,

@@ -4,18 +4,21 @@ no row per file.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
 from acpfs.filesystem.records import DirEntry
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import World, run, violations
+from tests.filesystem.world import CALLER, World, run, violations, world
+from tests.rig.storage.servers import until
 
 FILES = 600
 ROOM = 100
@@ -121,3 +124,33 @@ def test_what_is_seen_first_in_a_listing_is_a_file_like_any_other(tmp_path: Path
         assert not violations(w)
 
     run(tmp_path, scenario, attr_timeout_s=0.0)
+
+
+@pytest.mark.clause("S6", "S486")
+@pytest.mark.parametrize("removes", [False, True])
+def test_what_a_server_has_forgotten_can_be_listed_before_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removes: bool
+) -> None:
+    """It was made here, and is not persisted: so nobody has put anything there."""
+
+    async def main() -> None:
+        async with world(tmp_path, hold=False) as w:
+
+            def refuse(_directory: LowerPath) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            monkeypatch.setattr(w.lower, "sync_directory", refuse)
+            await w.do(w.fs.mkdir(ROOT, b"new", 0o755, CALLER))
+            await trio.to_thread.run_sync(until, (w.backing / "new").is_dir, "it is there")
+        monkeypatch.undo()
+        async with world(tmp_path) as w:
+            os.rmdir(w.backing / "new")
+            new = (await w.do(w.fs.lookup(ROOT, b"new"))).ino
+            assert await w.names(new) == []
+            if removes:
+                await w.do(w.fs.rmdir(ROOT, b"new"))
+            w.engine.hold(False)
+            await w.drained()
+            assert (w.backing / "new").is_dir() is not removes
+
+    trio.run(main)
