@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from acpfs.backing import posix_acl
 from acpfs.backing.lower import LowerPath
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import Inode
@@ -255,6 +256,42 @@ def test_a_content_keeps_its_attributes_where_older_ones_are_given_again(
     stored = world.lower.inode("d/f")
     assert stat.S_IMODE(stored.mode) == 0o640
     assert (stored.xattrs[b"user.a"], stored.mtime_ns) == (b"newer", 10**18)
+
+
+@clause("S6", "S452")
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_what_is_made_again_inherits_no_acl_that_came_later(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """`refusals`: of its attributes, once it is there again."""
+    make = world.lower.mkdir
+    left = refusals
+
+    def inherits(path: LowerPath) -> None:
+        make(path)
+        default = world.lower._find(path[:-1]).xattrs.get(posix_acl.DEFAULT)
+        if default is not None:
+            world.lower._find(path).xattrs[posix_acl.DEFAULT] = default
+
+    def refuse(label: str, path: LowerPath) -> None:
+        nonlocal left
+        if server.died and left and (label, path) == ("setattr", (b"d", b"s")):
+            left -= 1
+            raise OSError(errno.EIO, "not yet")
+        server(label, path)
+
+    world.mkdir("d")
+    run(world.drain)
+    monkeypatch.setattr(world.lower, "mkdir", inherits)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
+    world.lower.fault = refuse
+    world.mkdir("d/s")
+    world.setattr("d", xattrs={posix_acl.DEFAULT: b"later"})
+    run(world.drain)
+    assert server.died
+    assert left == 0
+    assert world.lower.inode("d").xattrs[posix_acl.DEFAULT] == b"later"
+    assert posix_acl.DEFAULT not in world.lower.inode("d/s").xattrs
 
 
 @clause("S6")

@@ -660,18 +660,18 @@ class Committer:
 
     # -- directories and special files
 
-    def _without_inherited(self, op: Op, path: LowerPath) -> Metadata:
-        """The attributes of what was made, which has an ACL only if the application saw it so.
+    def without_inherited(self, op: Op, path: LowerPath, meta: Metadata) -> Metadata:
+        """`meta` of what was made, which has an ACL only if the application saw it so.
 
         The backing directory hands on what the directory above has there now, to which others may
         have given another default ACL.
         """
         if not self._lower.features.acls or op.kind is OpKind.SYMLINK:
-            return op.meta
-        inherited = posix_acl.NAMES & self._lower.xattrs(path).keys() - op.meta.xattrs.keys()
+            return meta
+        inherited = posix_acl.NAMES & self._lower.xattrs(path).keys() - meta.xattrs.keys()
         if not inherited:
-            return op.meta
-        meta = Metadata.from_json(op.meta.to_json())
+            return meta
+        meta = Metadata.from_json(meta.to_json())
         meta.xattrs.update(dict.fromkeys(inherited))
         return meta
 
@@ -686,7 +686,7 @@ class Committer:
                     raise
                 self._placing.put_in_place(op, path)
         self._changed = True
-        self._lower.apply(path, self._without_inherited(op, path))
+        self._lower.apply(path, self.without_inherited(op, path, op.meta))
         st = self._lower.lstat(path)
         with self._settling(op):
             self._tree.add(op.ino, *self.place_of(op))

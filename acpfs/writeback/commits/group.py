@@ -41,6 +41,8 @@ class GroupOutcome:
 
     Only giving them tells whether they were there.
     """
+    remade: set[Ino] = field(default_factory=set)
+    """Directories that a look made again: what is above them may hand on another ACL by now."""
     safe: set[Seq] = field(default_factory=set)
     """What a look found there after the flush of all that it touches: no server can forget it any
     more.

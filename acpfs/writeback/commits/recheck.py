@@ -197,6 +197,7 @@ class Recheck:
             and not self._is_removed_since(op)
         )
         if is_lost:
+            group.remade.add(op.ino)  # before: the look may end behind it
             self._placing.with_parents(first, lambda: self._placing.make(op, first))
             self._placing.repaired()
         if op.kind is OpKind.MKDIR or op.kind in ATTRIBUTES:
@@ -301,6 +302,8 @@ class Recheck:
             if stat.S_ISDIR(present.mode):
                 meta.atime_ns = None
                 meta.mtime_ns = None
+            if op.kind is OpKind.MKDIR and (op.ino in group.remade or group.is_doubtful):
+                meta = self._committer.without_inherited(op, path, meta)
             # Given by an earlier look and flushed since, it is as good as found: else a group with
             # many of them would not end before a look and the flush of all come through at once.
             is_flushed = op.ino in group.given_again and op.ino not in group.unflushed
