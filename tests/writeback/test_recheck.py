@@ -258,6 +258,35 @@ def test_a_content_keeps_its_attributes_where_older_ones_are_given_again(
     assert (stored.xattrs[b"user.a"], stored.mtime_ns) == (b"newer", 10**18)
 
 
+@clause("S6")
+@pytest.mark.parametrize("value", [b"newer", None])
+def test_what_came_with_a_content_comes_with_the_next_one_where_both_are_lost(
+    world: World, run: Run, value: bytes | None
+) -> None:
+    world.mkdir("d")
+    world.store("d/f", b"1", xattrs={b"user.a": b"older"})
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
+    tries = 0
+
+    def refuse(label: str, path: LowerPath) -> None:
+        nonlocal tries
+        if (label, path) == ("mkdir", (b"first",)) and tries < 3:
+            tries += 1  # all of it is staged by then, and one group
+            raise OSError(errno.EIO, "not yet")
+        server(label, path)
+
+    world.lower.fault = refuse
+    world.mkdir("first")
+    world.store("d/f", b"2", xattrs={b"user.a": value})
+    world.link("d/f", "d/second")  # so the content is not left out
+    world.store("d/f", b"3")
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+    assert world.lower.inode("d/f").xattrs.get(b"user.a") == value
+
+
 @clause("S6", "S452")
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_what_is_made_again_inherits_no_acl_that_came_later(

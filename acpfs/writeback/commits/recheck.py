@@ -237,6 +237,8 @@ class Recheck:
             added = [self._placing.add_name(op, placed, path, ino) for path in others]
             return any(added)
         with self._parts.lock:
+            # what came with an earlier content is lost, too, and this one has it from nobody else
+            op.meta.xattrs = {**self._xattrs_before(group, op), **op.meta.xattrs}
             for later in after:
                 if later.kind in ATTRIBUTES:
                     op.meta.merge(later.meta)  # given to what is lost
@@ -244,6 +246,15 @@ class Recheck:
         group.undone.append(op)
         self._placing.repaired()
         return True
+
+    @staticmethod
+    def _xattrs_before(group: GroupOutcome, op: Op) -> dict[bytes, bytes | None]:
+        """What earlier operations of the group said of the node; None: it has none."""
+        found: dict[bytes, bytes | None] = {}
+        for earlier, _st in group.done:
+            if earlier.ino == op.ino and earlier.seq < op.seq and earlier.kind in SAYING:
+                found.update(earlier.meta.xattrs)
+        return found
 
     def _is_of_later(self, op: Op, present: LowerStat | None) -> bool:
         """Whether a later content lies there, put by a rename that failed all the same.
