@@ -201,6 +201,26 @@ def test_the_next_worker_makes_again_what_a_server_forgot(
 
 
 @clause("S6")
+def test_nothing_comes_over_what_a_server_forgot_to_move_before_the_next_worker_has_looked(
+    world: World, run: Run
+) -> None:
+    """It lies under its former name, at which there is to be another file."""
+    world.mkdir("d")
+    world.store("d/f", b"first")
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")), down_for=1_000_000)
+    world.rename("d/f", "d/moved")
+    run(world.run_for, 5.0)
+    assert server.died
+    world.store("d/f", b"second")
+    run(world.run_for, 5.0)  # staged, and behind the flush that fails
+    world.restart()
+    server.down_for = 0
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S6")
 def test_no_older_attributes_are_given_while_it_is_looked_what_there_is(
     world: World, run: Run
 ) -> None:

@@ -127,10 +127,20 @@ class Committer:
         self._listings.forget()
         again = {op.seq for op in group if op.begun}
         at = 0
-        while at < len(group) and (count := self._next(group, at, outcome)):
+        while at < len(group) and not self._is_looked_at_first(group[at], outcome):
+            count = self._next(group, at, outcome)
+            if not count:
+                break
             at += count
         self._flush_above(outcome, again)
         return outcome
+
+    @staticmethod
+    def _is_looked_at_first(op: Op, outcome: GroupOutcome) -> bool:
+        """Whether it waits for the look at what came before it: what a server has forgotten of that
+        may lie where this would come, a file that is moved under its former name.
+        """
+        return outcome.is_doubtful and not op.committed
 
     def _flush_above(self, outcome: GroupOutcome, again: set[Seq]) -> None:
         """What was made again above an operation has a name in a directory that no operation
