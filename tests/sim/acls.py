@@ -44,6 +44,7 @@ PROFILES = (
     Profile.FULL,
     Profile.SHORT,
     Profile.MIRROR,
+    Profile.FORGETTING,
 )
 USERS = (1000, 1001)
 GROUPS = (100, 101)

@@ -110,14 +110,59 @@ class Profile(enum.Enum):
     """Several processes have the same files open, some have copies of descriptors, some are killed
     (`crew`).
     """
+    FORGETTING = "forgetting"
+    """A flush that fails has lost names that were not flushed, as where a server has ended."""
+    COLD = "cold"
+    """Most files are on the storage alone, which answers slowly, and change as they are read."""
+    NARROW = "narrow"
+    """Few names, at which one content follows the other; staging files are removed, their numbers
+    come again, and lives end as the storage has just been changed.
+    """
+    OUTDATED = "outdated"
+    """As mirrored-lane: lives end as a copy is outdated, always with their RAM."""
+    LEFT = "left"
+    """As lane: writers outlive their session, and later mounts have no room for what they have."""
+    HELD = "held"
+    """As lane: programs have more open than RAM has room for, and nothing else goes on."""
+    MAPPED = "mapped"
+    """As lane: what is mapped is synced, and its staging files are removed."""
+    HANDED_ON = "handed-on"
+    """As shared: one file, which children write and others rename, and lives end soon."""
+    RETURNING = "returning"
+    """As members: one ends as it has just renamed something, is forgotten, and comes back."""
 
 
-HAVE_LANE = (Profile.LANE, Profile.MIRRORED_LANE)
-HAVE_MIRROR = (Profile.MIRROR, Profile.MIRRORED_LANE)
+HAVE_LANE = (
+    Profile.LANE,
+    Profile.MIRRORED_LANE,
+    Profile.OUTDATED,
+    Profile.LEFT,
+    Profile.HELD,
+    Profile.MAPPED,
+)
+HAVE_BARE_LANE = (Profile.LANE, Profile.LEFT, Profile.HELD, Profile.MAPPED)
+HAVE_MIRRORED_LANE = (Profile.MIRRORED_LANE, Profile.OUTDATED)
+HAVE_MIRROR = (Profile.MIRROR, *HAVE_MIRRORED_LANE)
+HAVE_MEMBERS = (Profile.MEMBERS, Profile.RETURNING)
+HAVE_CREWS = (Profile.SHARED, Profile.HANDED_ON)
+AIMED = (
+    Profile.FORGETTING,
+    Profile.COLD,
+    Profile.NARROW,
+    Profile.OUTDATED,
+    Profile.LEFT,
+    Profile.HELD,
+    Profile.MAPPED,
+    Profile.HANDED_ON,
+    Profile.RETURNING,
+)
+"""At places to which the others hardly ever come (`aims`)."""
+UNSETTLED = (Profile.FORGETTING, Profile.LEFT)
+"""Run by name alone: some of their histories fail, and nobody knows yet whether acpfs does."""
 HAVE_READERS = (Profile.PLAIN, Profile.SESSION, Profile.SHORT)
 READERS = 0.5
 """Share of histories of those in which somebody reads what others write."""
-HAVE_HABITS = tuple(one for one in Profile if one is not Profile.SHARED)
+HAVE_HABITS = tuple(one for one in Profile if one not in HAVE_CREWS)
 HAVE_SPILL = (Profile.SHORT, Profile.LANE)
 SPILLS = 0.35
 """Share of histories of those that have a spill directory."""
@@ -164,6 +209,8 @@ class Choices:
     @property
     def has_habits(self) -> bool:
         """By a stream of its own: the others are what they were before there were any."""
+        if self.profile in AIMED:
+            return self.profile in HAVE_HABITS
         number = MEMBERS_HABITS_NUMBER if self.profile is Profile.MEMBERS else HABITS_NUMBER
         share = LANE_HABITS if self.profile is Profile.MIRRORED_LANE else HABITS
         return self.profile in HAVE_HABITS and self.stream("habits", number).random() < share
@@ -198,16 +245,16 @@ def _spill_bytes(choices: Choices) -> int | None:
 
 def _lane_hang_rate(choices: Choices, *, faulty: bool) -> float:
     chance = choices.stream("hangs of the lane")
-    if choices.profile is Profile.MIRRORED_LANE:
+    if choices.profile in HAVE_MIRRORED_LANE:
         return chance.choice(MIRROR_HANG_RATES) * (not choices.without_faults)
-    return chance.choice(LANE_HANG_RATES) * (faulty and choices.profile is Profile.LANE)
+    return chance.choice(LANE_HANG_RATES) * (faulty and choices.profile in HAVE_BARE_LANE)
 
 
 def _lane_outage_s(choices: Choices, *, faulty: bool) -> float:
     chance = choices.stream("outages of the lane")
-    if choices.profile is Profile.MIRRORED_LANE:
+    if choices.profile in HAVE_MIRRORED_LANE:
         return chance.choice(MIRROR_OUTAGES_S) * (not choices.without_faults)
-    return chance.choice(LANE_OUTAGES_S) * (faulty and choices.profile is Profile.LANE)
+    return chance.choice(LANE_OUTAGES_S) * (faulty and choices.profile in HAVE_BARE_LANE)
 
 
 def _share_bytes(choices: Choices, ram_bytes: int) -> int:
@@ -325,6 +372,12 @@ class Knobs:
     """Where it hangs, what is made gets a narrower mode than asked for, as nobody knows what ACL it
     inherits: then it has none.
     """
+    forget_rate: float = 0.0
+    """Share of flushes that fail as the server has ended, and lose names."""
+    slow_rate: float = 0.0
+    """Share of questions that the storage answers late."""
+    is_emptied: bool = False
+    """Who removes staging files removes all that there are."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Knobs:
@@ -357,7 +410,7 @@ class Knobs:
             later_ram_bytes=_later_ram_bytes(choices, ram_bytes),
             share_bytes=_share_bytes(choices, ram_bytes),
             full_ram_s=() if choices.without_faults else _full_ram_s(choices),
-            keeps_session=profile in (Profile.SESSION, Profile.SHARED)
+            keeps_session=profile in (Profile.SESSION, *HAVE_CREWS)
             or (profile in MAY_KEEP and chance.random() < 0.5),
             counts_subdirectories=chance.random() < 0.7,
             reuses_numbers=chance.random() < 0.5,
@@ -387,7 +440,7 @@ class Knobs:
             or _lane_outage_s(choices, faulty=faulty),
             last_faults_s=choices.stream("last life").choice(LAST_FAULTS_S) * faulty,
             stands_still=is_short and choices.stream("still").random() < 0.5,
-            sees_writers=profile is Profile.SHARED,
+            sees_writers=profile in HAVE_CREWS,
             # where RAM is lost, a staging file may be the only copy
             is_tidied=faulty
             and (
@@ -395,7 +448,7 @@ class Knobs:
                 or (choices.has_habits and choices.stream("tidied").random() < TIDIED)
             )
             and not mirrors,
-            has_acls=chance.random() < 0.7 and profile not in (Profile.HANG, Profile.MIRRORED_LANE),
+            has_acls=chance.random() < 0.7 and profile not in (Profile.HANG, *HAVE_MIRRORED_LANE),
         )
 
     def _mirror_words(self) -> str:
@@ -428,6 +481,8 @@ class Knobs:
             "writers outlive their session" if self.leaves_writers else "",
             "staging files are tidied up" if self.is_tidied else "",
             "empty directories are removed" if self.is_torn else "",
+            f"{self.forget_rate:.0%} of flushes lose names" if self.forget_rate else "",
+            f"{self.slow_rate:.0%} of questions are answered late" if self.slow_rate else "",
             "fsync is durable" if self.fsync is FsyncMode.DURABLE else "",
             "inode numbers are used again" if self.reuses_numbers else "",
             "times to the second" if self.has_coarse_times else "",

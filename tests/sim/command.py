@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.sim import virtual
-from tests.sim.choices import LIVES_MAX, Choices, Knobs, Profile
+from tests.sim.aims import knobs_of
+from tests.sim.choices import HAVE_MEMBERS, LIVES_MAX, UNSETTLED, Choices, Profile
 from tests.sim.history import History, Outcome
 from tests.sim.members.history import MembersHistory
 from tests.sim.members.plan import Plan
@@ -32,7 +33,8 @@ def run(arguments: list[str]) -> None:
     """Exit status 1 where a history failed."""
     options = _parser().parse_args(arguments)
     simulate()
-    profiles = [Profile(name) for name in options.profile or [one.value for one in Profile]]
+    named = [Profile(name) for name in options.profile or ()]
+    profiles = named or [one for one in Profile if one not in UNSETTLED]
     if options.seed is not None:
         failed = _these(profiles, options)
     elif options.corpus:
@@ -105,7 +107,7 @@ def _stay_on_one_processor() -> None:
 def history(choices: Choices) -> Outcome:
     """Run it, its RAM tiers in memory where possible."""
     with tempfile.TemporaryDirectory(dir=_memory(), prefix="acpfs-sim-") as base:
-        is_of_members = choices.profile is Profile.MEMBERS
+        is_of_members = choices.profile in HAVE_MEMBERS
         make = MembersHistory if is_of_members else History
         outcome = make(choices, Path(base) / "history").run()
     gc.collect()
@@ -198,8 +200,8 @@ def sentence(outcome: Outcome) -> str:
 def report(outcome: Outcome, events: int) -> str:
     """For people."""
     choices = outcome.choices
-    is_of_members = choices.profile is Profile.MEMBERS
-    knobs = Plan.drawn(choices) if is_of_members else Knobs.drawn(choices)
+    is_of_members = choices.profile in HAVE_MEMBERS
+    knobs = Plan.drawn(choices) if is_of_members else knobs_of(choices)
     lines = [f"history {choices.profile.value} {choices.seed}: {knobs}; {dict(outcome.counts)}"]
     if outcome.failure is not None:
         lines += map(str, list(outcome.trace.events)[-events:] if events else [])

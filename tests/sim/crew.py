@@ -30,7 +30,7 @@ from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Caller
 from tests.sim import acls
-from tests.sim.choices import Choices, Knobs
+from tests.sim.choices import Choices, Knobs, Profile
 from tests.sim.oracles import Told, judge_shown
 from tests.sim.processes import Description, Process, ProcessTable
 from tests.sim.programs import Calls, by_path
@@ -68,6 +68,16 @@ KINDS = {
     "settle": 2,
     "decide": 1,
 }
+HANDED_ON_KINDS = {
+    "open": 3,
+    "write": 4,
+    "fork": 4,
+    "close": 5,
+    "rename": 5,
+    "read": 1,
+    "settle": 1,
+}
+"""The same, where children go on with what others have opened (`Profile.HANDED_ON`)."""
 PROCESSES_MAX = 5
 PAUSES_S = (0.0, 0.0, 0.001, 0.03, 0.3, 1.5, 6.0)
 RELEASES_S = (0.0, 0.0, 0.001, 0.05, 2.0)
@@ -196,7 +206,9 @@ class Crew:
     async def _call(self, chance: random.Random) -> None:
         if not self._processes:
             self._processes.append(self._table.start())
-        kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+        is_handed_on = self._choices.profile is Profile.HANDED_ON
+        kinds = HANDED_ON_KINDS if is_handed_on else KINDS
+        kind = chance.choices(list(kinds), list(kinds.values()))[0]
         process = chance.choice(self._processes)
         method: Callable[[Process, random.Random], Awaitable[None]]
         method = getattr(self, "_" + kind.replace(" ", "_"))

@@ -12,13 +12,15 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.sim.choices import MAPPED_PREFIX, Profile
+from tests.sim.choices import AIMED, MAPPED_PREFIX, Profile
 from tests.sim.programs import OPEN_MAX, Calls, Opened, Program
 
 Habit = Callable[[random.Random], Awaitable[None]]
 
 SHARE = 0.25
 """Of the calls of a program that has habits."""
+AIMED_SHARE = 0.6
+"""The same, where they aim at a place."""
 PIECE_BYTES = 20_000
 SYNCED_BYTES = (140_000, 200_000)
 """More than what is copied where it is synced."""
@@ -29,6 +31,11 @@ STORES_MAX = 4
 BEYOND_RAM_BYTES = 300_000
 OTHERS_BYTES = (60_000, 100_000, 300_000)
 OTHERS_MAX = 4
+MANY_OPEN = 9
+MANY_TURNS = 12
+GROWS_BYTES = (20_000, 40_000)
+OLD = "old"
+"""In the names of files that nobody has made here."""
 KINDS = "bcdefgh"
 SAME_BYTES = (1, 5000)
 TIMES_MAX = 4
@@ -56,11 +63,42 @@ class JobProgram(Program):
         if not self._choices.has_habits or not self._files():
             return None
         chance = self._choices.stream(self.name, self.number, "habit")
-        if chance.random() >= SHARE:
+        is_aimed = self._choices.profile in AIMED
+        if chance.random() >= (AIMED_SHARE if is_aimed else SHARE):
             return None
         return chance.choice(self._habits())
 
+    def _aimed_habits(self) -> list[Habit]:
+        """Of a profile that aims at a place; else none."""
+        habits: dict[Profile, list[Habit]] = {
+            Profile.FORGETTING: [
+                self._changes_and_rewrites,
+                self._changes_and_rewrites,
+                self._makes_a_tree,
+                self._remakes,
+                self._puts_one_over_the_other,
+            ],
+            Profile.COLD: [self._changes_what_is_cold],
+            Profile.NARROW: [
+                self._puts_one_over_the_other,
+                self._rewrites,
+                self._links_and_rewrites,
+                self._links_and_rewrites,
+                self._remakes,
+            ],
+            Profile.OUTDATED: [
+                *4 * [self._goes_on_behind_a_copy],
+                self._syncs_as_it_goes,
+            ],
+            Profile.LEFT: [*3 * [self._syncs_as_it_goes], self._outgrows_and_goes_on],
+            Profile.HELD: [self._keeps_many_open],
+            Profile.MAPPED: [self._stores_to_what_is_synced],
+        }
+        return habits.get(self._choices.profile, [])
+
     def _habits(self) -> list[Habit]:
+        if aimed := self._aimed_habits():
+            return aimed
         habits: list[Habit] = [
             self._remakes,
             self._rewrites,
@@ -154,7 +192,72 @@ class JobProgram(Program):
             self._answered()
         await self._read_file(path)
 
+    async def _puts_one_over_the_other(self, chance: random.Random) -> None:
+        """A file is made beside another one and renamed over it, a few times in a row."""
+        path = self._pick(chance, self._files())
+        size = chance.choice(SAME_BYTES)
+        for time in range(chance.randrange(2, TIMES_MAX + 1)):
+            beside = f"{path}.{self.number}.{time}"
+            await self._save_as(beside, chance.randbytes(size))
+            self._answered()
+            await self._rename_file(beside, path)
+            self._answered()
+
+    async def _links_and_rewrites(self, chance: random.Random) -> None:
+        """A file gets another name, and another content, which comes to both."""
+        path = self._pick(chance, self._files())
+        await self._link_to(path, f"{self._kind(chance)}")
+        self._answered()
+        if chance.random() < 0.5:
+            await self._pause(chance)
+        for _time in range(chance.randrange(1, TIMES_MAX)):
+            await self._rewrite(path, chance.randbytes(chance.choice(SAME_BYTES)), keeps=False)
+            self._answered()
+
+    async def _changes_and_rewrites(self, chance: random.Random) -> None:
+        """Attributes of a file are set, it is written anew, and they are set again."""
+        path = self._pick(chance, self._files())
+        await self._set_some(chance, path)
+        await self._rewrite(path, chance.randbytes(chance.choice(SAME_BYTES)), keeps=False)
+        self._answered()
+        if chance.random() < 0.5:
+            await self._set_some(chance, path)
+        await self._note_time(path)
+
+    async def _set_some(self, chance: random.Random, path: str) -> None:
+        change = chance.choice((self._set_time_of, self._set_xattr_of, self._set_mode_of))
+        await change(chance, path)
+        self._answered()
+
+    async def _changes_what_is_cold(self, chance: random.Random) -> None:
+        """What nobody has opened yet gets other attributes, or another name, and is opened."""
+        files = [path for path in self._files() if OLD in path] or self._files()
+        path = chance.choice(files)
+        for _time in range(chance.randrange(1, TIMES_MAX)):
+            if chance.random() < 0.5:
+                await self._set_some(chance, path)
+            else:
+                await self._exchange_files(path, chance.choice(files))
+                self._answered()
+        if chance.random() < 0.5:
+            await self._pause(chance)
+        if chance.random() < 0.3:
+            await self._read_file(path)
+            return
+        await self._rewrite(path, chance.randbytes(100), keeps=chance.random() < 0.7)
+
     # -- open files
+
+    async def _keeps_many_open(self, chance: random.Random) -> None:
+        """More than RAM has room for, and each is written on in turn."""
+        while len(self.open) < MANY_OPEN:
+            await self._begin_file(self._kind(chance) + f".{len(self.open)}")
+            self._answered()
+        for _turn in range(chance.randrange(1, MANY_TURNS)):
+            file = self.open[chance.choice(sorted(self.open))]
+            data = chance.randbytes(chance.choice(GROWS_BYTES))
+            await self._write_into(file, len(file.content), data)
+            self._answered()
 
     async def _syncs_as_it_goes(self, chance: random.Random) -> None:
         """A large file is synced, written on, and synced again, without a pause."""

@@ -15,7 +15,8 @@ import trio
 from acpfs.backing.leftovers import WITHDRAWN
 from acpfs.writeback.commits.given_back import BARE_MODE
 from acpfs.writeback.copies.journal_marks import mark_path
-from tests.sim.choices import Choices, Knobs, Profile
+from tests.sim.aims import knobs_of
+from tests.sim.choices import HAVE_CREWS, Choices, Profile
 from tests.sim.crew import Crew, SharedFile
 from tests.sim.habits import JobProgram
 from tests.sim.kernel import WAIT_S, Process, Serving
@@ -45,6 +46,8 @@ RAM_LOST = 0.6
 STATUS_LOOKS = 0.2
 """Share of looks that ask for the status."""
 TIDIES_S = (0.01, 0.05, 0.3)
+EMPTIES = 0.7
+"""Share of those times at which all of them are removed, where they may be."""
 TEARS_MAX = 30
 """Whoever has removed so much has lost patience, too: beside calls of which a third fail nothing
 would ever get done.
@@ -74,7 +77,7 @@ class History(Serving):
 
     def __init__(self, choices: Choices, base: Path) -> None:
         """`base`: a directory for RAM tiers, best on a tmpfs."""
-        super().__init__(Knobs.drawn(choices))
+        super().__init__(knobs_of(choices))
         self.choices = choices
         self.base = base
         self.trace = Trace()
@@ -97,7 +100,7 @@ class History(Serving):
         self.programs = list[Program]()
         self.crews = list[Crew]()
         for one in enumerate(self.processes):
-            if choices.profile is Profile.SHARED:
+            if choices.profile in HAVE_CREWS:
                 self.crews.append(self._crew(*one))
             else:
                 self.programs.append(self._program(*one))
@@ -105,13 +108,22 @@ class History(Serving):
         self.reader = Process(self) if self.knobs.has_reader else None
         self.told = [program.told for program in self.programs]
         self.told += [file.told for crew in self.crews for file in crew.files]
+        if self.knobs.forget_rate:
+            self.storage.settle()  # what was there before anybody mounted it stays
         self.storage.fill(self.knobs.free_bytes)
         for told in self.told:
             told.may_remove_early = self.knobs.free_bytes is not None
+        self._losses = 0
+        """Of names on the storage, as far as they were looked at."""
+        self._mends = False
         self._is_ram_lost = False
         """Since what a death left was last judged."""
         self._kept_back: dict[str, set[bytes]] = {}
         """What writers of a dead session have made of files."""
+        self._synced_left: dict[str, bytes] = {}
+        """What writers of the last session had synced, and the storage did not show yet as it
+        ended.
+        """
         self._changing: dict[str, tuple[int, list[bytes]]] = {}
         """Files that were kept back as programs went on with what the mount shows: how long each is
         as long as it is kept back, and what dead writers have made of it.
@@ -259,7 +271,7 @@ class History(Serving):
         if not self.knobs.mirrors:
             return
         chance = self.choices.stream("lost RAM", life.number)
-        if chance.random() < RAM_LOST:
+        if chance.random() < RAM_LOST or self.choices.profile is Profile.OUTDATED:
             self._is_ram_lost = True
             assert life.left is not None
             self.trace.note("world", "RAM is lost", (), "")
@@ -276,6 +288,8 @@ class History(Serving):
 
     def _leave_writers(self, passthrough: Passthrough, number: int) -> None:
         """Those who live longer than the session of that life."""
+        self._synced_left.clear()
+        stored = set(self.storage.visible().values())
         for program in self.programs:
             is_closing = program.under_way.startswith("close")
             for file in () if is_closing else program.written_files():
@@ -284,6 +298,9 @@ class History(Serving):
                     continue
                 self.counts["writers who outlived their session"] += 1
                 file.outlived.append(file.content)
+                is_synced = bool(file.later) and not file.is_changed
+                if is_synced and file.content not in stored:
+                    self._synced_left[file.path] = file.content
                 chance = self.choices.stream("dead writer", number, file.path)
                 self._nursery.start_soon(self._write_on, passthrough, dead, file, chance)
         for dead in passthrough.left.values():
@@ -352,8 +369,9 @@ class History(Serving):
             life = self.life
             if life is None or life.number == self.knobs.lives - 1:
                 continue
-            if name := self.storage.tidy(chance):
-                self.trace.note("somebody", "removes", (name,))
+            all_of_them = self.knobs.is_emptied and chance.random() < EMPTIES
+            if names := self.storage.tidy(chance, all_of_them=all_of_them):
+                self.trace.note("somebody", "removes", tuple(names))
                 in_vain = 0
                 removed += 1
 
@@ -433,6 +451,9 @@ class History(Serving):
         attributes = self.storage.shown_attributes
         self.storage.shown = []
         self.storage.shown_attributes = []
+        if self._is_mending():
+            states.clear()
+            attributes.clear()
         if self.storage.notes_attributes:
             files = [
                 (file.path, file.told, file.rights) for crew in self.crews for file in crew.files
@@ -453,6 +474,21 @@ class History(Serving):
             left = self.storage.after_power_loss(self._power, any_order=False)
             for told in self.told:
                 told.left(below(left, told.directory))
+
+    def _is_mending(self) -> bool:
+        """Whether names that the storage has lost may not be there again: then it shows earlier
+        moments, and some of what acpfs puts back before the rest.
+        """
+        life = self.life
+        if self.storage.losses > self._losses:
+            self._losses = self.storage.losses
+            self._mends = True
+            for told in self.told:
+                told.at = told.durable_at
+        was_mending = self._mends
+        if life is not None and life.is_serving and not life.turns.is_over and not len(life.log):
+            self._mends = False
+        return was_mending
 
     def _judge_status(self) -> None:
         """Now and then: what is said to be persisted is so."""
@@ -476,7 +512,12 @@ class History(Serving):
     def _judge_kept_back(self) -> None:
         """As long as a file is kept back, nothing is stored of it (S506)."""
         life = self.life
-        if not self._kept_back or life is None or not life.is_serving or life.turns.is_over:
+        if (
+            not (self._kept_back or self._synced_left)
+            or life is None
+            or not life.is_serving
+            or life.turns.is_over
+        ):
             return
         stored = set(self.storage.visible().values())
         kept_back = life.kept_back()
@@ -488,7 +529,8 @@ class History(Serving):
                 raise Finding("KEPT BACK", f"{path} is kept back, and RAM has room for a copy")
         self.counts["looks at what is kept back"] += len(kept_back)
         for path in kept_back:
-            if not self._kept_back.get(path, set()).isdisjoint(stored):
+            is_stored = self._synced_left.get(path) in stored
+            if is_stored or not self._kept_back.get(path, set()).isdisjoint(stored):
                 raise Finding("KEPT BACK", f"{path} is kept back, and stored")
 
     def _left(self) -> Shown:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import math
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import trio
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.health import Health
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import Lower, LowerPath
 from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.construction import FileSystemParts, Pools, Surroundings
@@ -52,7 +53,7 @@ from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster, OwnDrain
 from acpfs.writeback.parts import DrainParts
 from tests.sim.choices import MAPPED_BYTES_MAX, MAPPED_PREFIX, Choices, Knobs
-from tests.sim.faults import Death, FaultKind, Faults
+from tests.sim.faults import FLUSHES, Death, FaultKind, Faults
 from tests.sim.passthrough import Passthrough
 from tests.sim.processes import ProcessTable, SeenProcesses
 from tests.sim.rounds import Call
@@ -65,7 +66,7 @@ from tests.sim.spilling import (
     salvaged,
     spill_of,
 )
-from tests.sim.storage import Storage, error
+from tests.sim.storage import OWN, Storage, error
 from tests.sim.trace import Finding, Trace, causes
 from tests.sim.virtual import MACHINE, START_S, stamp
 
@@ -210,6 +211,12 @@ class StorageCaller:
         turns.point()
         if self._is_spared(arguments):
             return False
+        if label in FLUSHES and (chance := self._losing(arguments)) is not None:
+            self._life.losses += 1
+            self._tell(label, arguments, f"fails, {self._storage.lose(chance)} changes are lost")
+            raise error(errno.EIO)
+        if slow_s := self._faults.slow_s(changes=changes):
+            self._wait(slow_s)
         fault = self._faults.next(changes=changes)
         if fault is FaultKind.HANG:
             self._hang(label, arguments)
@@ -217,6 +224,15 @@ class StorageCaller:
             self._tell(label, arguments, "fails, not done")
             raise error(errno.EIO)
         return fault is FaultKind.AFTER
+
+    def _losing(self, arguments: Sequence[object]) -> random.Random | None:
+        """The chance of what a flush of what was committed loses, that fails now; None: nothing.
+
+        Where another call hears that a server has ended, and no flush does, nobody can know.
+        """
+        path = arguments[0] if arguments else ()
+        is_own = isinstance(path, tuple) and OWN in path
+        return None if is_own else self._faults.loses()
 
     def _is_spared(self, arguments: Sequence[object]) -> bool:
         """Whether a failure would be told to an application, or park the only bytes (S53): these
@@ -232,6 +248,8 @@ class StorageCaller:
     ) -> None:
         if failure is None and label not in QUIET_CALLS:
             self._count_change()
+        if failure is None and label == "rename" and OWN not in cast("LowerPath", arguments[0]):
+            self._count_rename()
         if failure is not None:
             self._tell(label, arguments, f"fails: {failure.strerror}")
         elif is_lost:
@@ -247,9 +265,19 @@ class StorageCaller:
         if life.changes == life.death.change:
             life.kill("after a call on the storage")
 
+    def _count_rename(self) -> None:
+        life = self._life
+        life.renames += 1
+        if life.renames == life.death.rename:
+            life.kill("after a rename")
+
     def _hang(self, label: str, arguments: Sequence[object]) -> None:
-        until_s = MACHINE.moment_s + (delay_s := self._faults.hang_s())
+        delay_s = self._faults.hang_s()
         self._tell(label, arguments, f"hangs for {delay_s} s")
+        self._wait(delay_s)
+
+    def _wait(self, delay_s: float) -> None:
+        until_s = MACHINE.moment_s + delay_s
         self._life.timers.at(delay_s)
         self._life.turns.wait(lambda: MACHINE.moment_s >= until_s)
 
@@ -318,6 +346,8 @@ class Life:
         self.musts = 0
         self.tier_changes = 0
         self.changes = 0
+        self.losses = 0
+        self.renames = 0
         self.answered = 0
         self.owing_commits = 0
         self._pages_missed = 0
@@ -347,8 +377,7 @@ class Life:
         self._assemble(storage, knobs)
         now_s = MACHINE.moment_s
         until_s = now_s + knobs.last_faults_s if is_last else math.inf
-        rates = (knobs.error_rate, knobs.hang_rate)
-        faults = Faults(choices, streams, *rates, now_s + knobs.outage_s, until_s)
+        faults = Faults(choices, streams, knobs, now_s + knobs.outage_s, until_s)
         if seat is None:
             storage.caller = StorageCaller(self, faults, trace, storage)
         else:
@@ -579,6 +608,8 @@ class Life:
         death = self.death
         if death.outdated < math.inf and self.outdated_copies >= death.outdated:
             self._kill_turn = min(self._kill_turn, turns.count + death.turns_later)
+        if death.losses < math.inf and self.losses >= death.losses:
+            self._kill_turn = min(self._kill_turn, turns.count + death.turns_later)
         if turns.count >= death.turn or turns.count >= self._kill_turn:
             self.kill("at a turn")
         if turns.count > TURNS_MAX:
@@ -740,6 +771,7 @@ class Life:
             "restarted streams": counters.restarted_streams,
             "operations left out": counters.elided_ops,
             "retries": counters.retries,
+            "lost names": self.losses,
             "repairs": counters.repairs,
             "overflowed files": sum(node.body.is_overflowed for node in files),
             "files in the spill directory": self.fs.statistics().spilled.files,

@@ -298,6 +298,10 @@ class Calls:
             at = (await self.request(lambda fs, p=parent, n=part: fs.lookup(p, n))).ino  # type: ignore[misc]
         return at
 
+    async def mtime_ns(self, path: str) -> int:
+        parent, name = await self.place(path)
+        return (await self.request(lambda fs: fs.lookup(parent, name))).mtime_ns
+
     async def place(self, path: str) -> tuple[Ino, bytes]:
         """As Linux does, what lies there is looked up, too: the kernel refers to it as long as the
         call lasts.
@@ -890,8 +894,9 @@ class Program:
         await by_path(act)
 
     async def _link(self, chance: random.Random) -> None:
-        source = self._pick(chance, self._files())
-        target = self._fresh(chance)
+        await self._link_to(self._pick(chance, self._files()), self._fresh(chance))
+
+    async def _link_to(self, source: str, target: str) -> None:
         shown = self._shown()
         old = source.encode()
         new = target.encode()
@@ -917,7 +922,9 @@ class Program:
         return self._pick(chance, [*directories, *self._files()])
 
     async def _change_mode(self, chance: random.Random) -> None:
-        path = self._named_thing(chance)
+        await self._set_mode_of(chance, self._named_thing(chance))
+
+    async def _set_mode_of(self, chance: random.Random, path: str) -> None:
         mode = chance.choice(MODES)
         await self._set(chance, "change mode", path, AttributeChange(mode=mode), MODE, b"%o" % mode)
 
@@ -928,6 +935,14 @@ class Program:
         time_ns = chance.randrange(10**9) * 10**9
         change = AttributeChange(mtime_ns=time_ns)
         await self._set(chance, "set time", path, change, MTIME, b"%d" % time_ns)
+
+    async def _note_time(self, path: str) -> None:
+        """It has the time that it is said to have until somebody changes it."""
+        self.under_way = "look at time"
+        self._trace.note(self.name, self.under_way, (path,))
+        time_ns = await by_path(lambda: self._calls.mtime_ns(path))
+        self.told.begin(self._with_attribute(path, MTIME, b"%d" % time_ns))
+        self.told.end()
 
     async def _set(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.sim.choices import Choices, Knobs, Profile
+from tests.sim.aims import knobs_of
+from tests.sim.choices import HAVE_MEMBERS, Choices
 from tests.sim.members.plan import Plan
 
 TRIES_MAX = 300
@@ -18,7 +19,7 @@ def shrink(choices: Choices, fails: Callable[[Choices], bool]) -> Choices:
     search = _Search(choices, fails)
     search.narrow(replace(choices, without_faults=True))
     search.narrow(replace(search.best, in_order=True))
-    for lives in range(1, Knobs.drawn(search.best).lives):
+    for lives in range(1, knobs_of(search.best).lives):
         if search.narrow(replace(search.best, lives_max=lives)):
             break
     search.leave_out_calls()
@@ -58,9 +59,9 @@ class _Search:
 
 
 def _calls_in(choices: Choices) -> list[Call]:
-    if choices.profile is Profile.MEMBERS:
+    if choices.profile in HAVE_MEMBERS:
         return [("job", step) for step in range(1, Plan.drawn(choices).steps + 1)]
-    knobs = Knobs.drawn(choices)
+    knobs = knobs_of(choices)
     return [(f"p{one}", at) for one in range(knobs.programs) for at in range(knobs.calls)]
 
 

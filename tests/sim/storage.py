@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -118,7 +119,16 @@ class NameChange:
     """Names that change together, and the directories of which no flush has come since."""
 
     names: list[tuple[Inode, bytes, Inode | None]]
+    former: list[tuple[Inode, bytes, Inode | None]]
     unflushed: set[Inode]
+
+    def take_back(self) -> None:
+        """It never was."""
+        for directory, name, inode in self.former:
+            if inode is None:
+                directory.children.pop(name, None)
+            else:
+                directory.children[name] = inode
 
 
 def error(number: int) -> OSError:
@@ -177,6 +187,8 @@ class Storage:
         self._granularity_ns = 1
         self._ticks = itertools.count(1)
         self._changes: list[NameChange] = []
+        self.losses = 0
+        """How often names were lost with the server."""
         self.root = Inode(1, stat.S_IFDIR | 0o755)
         self._make_own((OWN, b"nodes"), (OWN, b"manifest"))
         self._flushed_tree = self._copy_of_tree()
@@ -238,17 +250,17 @@ class Storage:
                 if not xattr.startswith(b"user.acpfs."):
                     found[attribute(place, xattr)] = value
 
-    def tidy(self, chance: random.Random) -> bytes:
-        """Somebody removes a staging file that is not the only copy of anything; its name, "":
-        there is none.
+    def tidy(self, chance: random.Random, *, all_of_them: bool = False) -> list[bytes]:
+        """Somebody removes a staging file that is not the only copy of anything, or all of them;
+        their names.
         """
         area = self._find(self._staging)
         names = sorted(name for name in area.children if not name.startswith(ONLY_COPIES))
-        if not names:
-            return b""
-        name = chance.choice(names)
-        self._remove((*self._staging, name))
-        return name
+        if names and not all_of_them:
+            names = [chance.choice(names)]
+        for name in names:
+            self._remove((*self._staging, name))
+        return names
 
     def give_mode(self, path: bytes, old: int, new: int) -> bool:
         """Somebody gives a directory another mode, where it has that one, and nobody gave it an
@@ -275,8 +287,7 @@ class Storage:
         `any_order` any that were not flushed are lost.
         """
         tree = {one: dict(children) for one, children in self._flushed_tree.items()}
-        flushed = [at for at, change in enumerate(self._changes) if not change.unflushed]
-        least = flushed[-1] + 1 if flushed else 0
+        least = self._flushed_changes()
         until = len(self._changes) if any_order else chance.randint(least, len(self._changes))
         for change in self._changes[:until]:
             if any_order and change.unflushed and chance.random() < 0.5:
@@ -290,6 +301,47 @@ class Storage:
         found: Shown = {}
         self._left(tree, self.root, b"", found, chance)
         return found
+
+    def _flushed_changes(self) -> int:
+        """A flush of one change is one of all before it."""
+        flushed = [at for at, change in enumerate(self._changes) if not change.unflushed]
+        return flushed[-1] + 1 if flushed else 0
+
+    def _lasting_changes(self) -> int:
+        staging = self._find(self._staging)
+        removed = [
+            at
+            for at, change in enumerate(self._changes, 1)
+            if all(now is None and place is not staging for place, _name, now in change.names)
+        ]
+        return max([self._flushed_changes(), *removed])
+
+    def lose(self, chance: random.Random) -> int:
+        """A server ends, and with it the latest changes of names that were not flushed; how many.
+
+        Contents stay, as acpfs has flushed those before they get a name; so do attributes. So does
+        what was removed: where that is there again, acpfs leaves it (`Recheck`).
+        """
+        first = chance.randint(self._lasting_changes(), len(self._changes))
+        lost = self._changes[first:]
+        del self._changes[first:]
+        for change in reversed(lost):
+            change.take_back()
+        if lost:
+            self.losses += 1
+            self._count_links()
+            self._changed()
+        return len(lost)
+
+    def _count_links(self) -> None:
+        links = Counter[Inode]()
+        todo = [self.root]
+        while todo:
+            children = todo.pop().children.values()
+            links.update(child for child in children if not child.is_directory)
+            todo += [child for child in children if child.is_directory]
+        for inode, count in links.items():
+            inode.nlink = count
 
     def fill(self, free_bytes: int | None) -> None:
         """Leave so much room; None: as much as anybody wants."""
@@ -419,6 +471,7 @@ class Storage:
     def _names(self, *names: tuple[Inode, bytes, Inode | None]) -> None:
         """These change together."""
         now = self._now_ns()
+        former = [(one, name, one.children.get(name)) for one, name, _inode in names]
         for directory, name, inode in names:
             if inode is None:
                 del directory.children[name]
@@ -427,7 +480,7 @@ class Storage:
                 inode.ctime_ns = now
             directory.mtime_ns = now
             directory.ctime_ns = now
-        self._changes.append(NameChange(list(names), {one for one, _name, _inode in names}))
+        self._changes.append(NameChange(list(names), former, {one for one, _name, _inode in names}))
 
     def _changed(self) -> None:
         self.shown.append(self.visible())

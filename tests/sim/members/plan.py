@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from tests.sim.choices import Choices, Knobs
+from tests.sim.choices import Choices, Knobs, Profile
 
 NODES = ("a", "b", "c")
 CLOCK_BOUND_S = 0.5
@@ -111,6 +111,8 @@ class Plan:
     def drawn(cls, choices: Choices) -> Plan:
         chance = choices.stream("plan")
         nodes = NODES[: chance.choice((2, 2, 3))]
+        if choices.profile is Profile.RETURNING:
+            return cls._of_news(choices)._of_who_returns()
         if choices.has_habits:
             return cls._of_news(choices)
         return cls(
@@ -144,6 +146,10 @@ class Plan:
             awaits_news=True,
             dawdles=choices.stream("dawdles", DAWDLES_NUMBER).random() < DAWDLES,
         )
+
+    def _of_who_returns(self) -> Plan:
+        """Pointers are made beside their names, and stored there, before they are renamed."""
+        return replace(self, style=Style.RENAMED, dawdles=True)
 
     def __str__(self) -> str:
         """For people."""
@@ -188,7 +194,7 @@ def _member(choices: Choices, node: str) -> MemberPlan:
         set_by_s=chance.choice((0.0, 0.0, 0.0, -3.0, 3.0)),
         cached_s=chance.choice(CACHED_S),
         lives=lives,
-        returns=is_session or chance.random() < 0.7,
+        returns=is_session or chance.random() < 0.7 or choices.profile is Profile.RETURNING,
         partition=partition if chance.random() < 0.25 and not choices.without_faults else None,
         knobs=replace(
             Knobs.drawn(choices),
@@ -204,6 +210,9 @@ def _member(choices: Choices, node: str) -> MemberPlan:
 
 def _absence(choices: Choices, node: str, at: int, *, is_session: bool) -> Absence:
     chance = choices.stream("absence", node, at)
+    if choices.profile is Profile.RETURNING and not is_session:
+        seconds = chance.choice((5.0, 60.0, 60.0, 150.0))
+        return Absence(Ending.PROGRAMS, seconds, chance.random() < 0.7)
     if is_session:
         return Absence(Ending.DAEMON, chance.choice((0.0, 1.0)), is_forgotten=False)
     ending = chance.choice((Ending.PROGRAMS, Ending.MACHINE))

@@ -282,6 +282,7 @@ BUGS = [
         "writeback/commits/placing.py",
         "        return note is not None and note.digest == version.digest",
         "        return True",
+        profiles=("narrow",),
     ),
     Bug(
         "clean-before-flush",

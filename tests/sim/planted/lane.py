@@ -98,11 +98,7 @@ LANE_BUGS = [
         "filesystem/content/writable.py",
         "(known is Known.OVERTAKEN or not self._learn(node, st))",
         "not self._learn(node, st)",
-        ONLY_LANE,
-        unreached=(
-            "in none of 420 histories of seven profiles another file is found where it lay; no "
-            "test has it"
-        ),
+        ("cold",),
     ),
     Bug(
         "mapping-forgotten",
@@ -134,7 +130,7 @@ LANE_BUGS = [
         "writeback/streams/streams.py",
         "                if self._listener.may_have_changed(stream.version):\n",
         "                if False:\n",
-        ONLY_LANE,
+        ("mapped",),
     ),
     Bug(
         "dead-writers-unseen",

@@ -45,7 +45,7 @@ MENDED_BUGS = [
         "filesystem/content/whole_reads.py",
         "for _read in range(READS_MAX - 1):",
         "for _read in range(0):",
-        profiles=("hang",),
+        profiles=("cold",),
     ),
     Bug(
         "ended-in-a-step",
@@ -66,7 +66,7 @@ MENDED_BUGS = [
         "filesystem/doubtful_closes.py",
         "        if UNTOLD not in handle.wrote_by:\n",
         "        if True:\n",
-        profiles=("shared",),
+        profiles=("handed-on",),
     ),
     Bug(
         "fixed-by-nobody",
