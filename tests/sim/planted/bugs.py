@@ -274,7 +274,7 @@ BUGS = [
         "writeback/commits/recheck.py",
         "                meta.merge(later.meta)\n        with suppress",
         "                pass\n        with suppress",
-        profiles=("hang", "durable"),
+        profiles=("forgetting",),
     ),
     Bug(
         "version-by-number",

@@ -37,7 +37,7 @@ MENDED_BUGS = [
         "writeback/commits/commit.py",
         "        outcome.is_doubtful |= op.is_flush_failed\n",
         "",
-        profiles=("durable", "power"),
+        profiles=("forgetting",),
     ),
     Bug(
         "read-once",
