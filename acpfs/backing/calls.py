@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from acpfs.backing.health import Health
@@ -179,13 +180,15 @@ class CallPool:
         patience_s: float,
         *,
         when_stuck: float | None = None,
-        moved: Callable[[], object] = lambda: None,
+        moved: Callable[[], object] | None = None,
     ) -> Future[T]:
         """A future that fails with BackingTimeoutError after `patience_s`, while the call itself
         goes on.
 
         `when_stuck`: the patience to use instead while the backing directory is known to be stuck,
-        for callers that have older knowledge to go on with; little more while another call is late.
+        for callers that have older knowledge to go on with; little more while somebody has lost
+        patience with another call that is still out: a save asks many questions, and must not wait
+        so for each.
         `moved`: patience begins anew as long as this has become another (`Progress.mark`). A call
         that still waits for a thread when patience ends is never started.
         """
@@ -194,19 +197,13 @@ class CallPool:
         if when_stuck is not None:
             if self.health.is_stuck():
                 patience_s = when_stuck
-            elif self._is_late(patience_s):
+            elif self.health.is_late(self.name, patience_s):
                 patience_s = min(patience_s, LATE_PATIENCE_S)
         result: Future[T] = Future()
         timer = Timer()
         self._be_patient(future, result, timer, patience_s, moved)
-        future.add_done_callback(lambda done: _copy(done, result, timer))
+        future.add_done_callback(partial(_copy, result, timer))
         return result
-
-    def _is_late(self, patience_s: float) -> bool:
-        """Whether somebody has lost patience with a call that is still out: a save asks many
-        questions, and must not wait so for each.
-        """
-        return any(call.age_s() > patience_s for call in self.health.in_flight(self.name))
 
     def _be_patient(
         self,
@@ -214,12 +211,12 @@ class CallPool:
         result: Future[T],
         timer: Timer,
         patience_s: float,
-        moved: Callable[[], object],
+        moved: Callable[[], object] | None,
     ) -> None:
-        before = moved()
+        before = None if moved is None else moved()
 
         def end() -> None:
-            if moved() == before:
+            if moved is None or moved() == before:
                 self._lose_patience(call, result)
             elif not call.done():
                 self._be_patient(call, result, timer, patience_s, moved)
@@ -341,7 +338,7 @@ class CallPools:
             pool.close()
 
 
-def _copy(done: Future[T], result: Future[T], timer: Timer) -> None:
+def _copy(result: Future[T], timer: Timer, done: Future[T]) -> None:
     timer.stop()
     with contextlib.suppress(InvalidStateError):
         if done.cancelled():

@@ -15,7 +15,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 from acpfs.backing.areas import OWN, Areas, make_private, staged_in
 from acpfs.backing.lower import LowerPath
@@ -99,16 +99,21 @@ class Entries:
         for name in path:
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
                 raise OSError(errno.EINVAL, "not a name of a directory entry")
-        for at in (depth for depth, name in enumerate(path) if name == OWN):
-            if path[at : at + 3] not in (self.staging, self.kept) and (
-                not at or self.areas.is_own(path[:at])
+        if OWN in path:  # it seldom is
+            self._check_own(path)
+
+    def _check_own(self, path: LowerPath) -> None:
+        for at, name in enumerate(path):
+            if (
+                name == OWN
+                and path[at : at + 3] not in (self.staging, self.kept)
+                and (not at or self.areas.is_own(path[:at]))
             ):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    @contextlib.contextmanager
     def parent(
         self, path: LowerPath, *, own: bool = False, looks: bool = False
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> AbstractContextManager[tuple[int, bytes]]:
         """Descriptor of the directory that holds an entry, and the entry's name.
 
         `own`: all of `.acpfs` can be reached. `looks`: it is only looked whether a staging file is
@@ -124,13 +129,13 @@ class Entries:
         if not path:
             raise OSError(errno.EBUSY, "the backing directory itself")
         if len(path) == 1:
-            yield self.root_fd, path[0]
-            return
-        at = -1 if own else self._staging_at(path)
-        if at >= 0:
-            with self._in_staging(path, at, looks=looks) as found:
-                yield found
-            return
+            return contextlib.nullcontext((self.root_fd, path[0]))
+        at = -1 if own or OWN not in path else self._staging_at(path)
+        return self._in_directory(path) if at < 0 else self._in_staging(path, at, looks=looks)
+
+    @contextlib.contextmanager
+    def _in_directory(self, path: LowerPath) -> Iterator[tuple[int, bytes]]:
+        """As `parent`, of one that lies in none of acpfs' own."""
         with self._opened(path[:-1]) as fd:
             yield fd, path[-1]
 
@@ -305,6 +310,8 @@ class Entries:
         if own:
             return self.opener.open(path, flags)
         self._check(path)
+        if OWN not in path:
+            return self.opener.open(path, flags)
         at = self._staging_at(path)
         if at < 0:
             return self.opener.open(self.physical(path), flags)

@@ -88,24 +88,36 @@ _here = threading.local()
 
 
 class CallInFlight:
-    """One call that has not returned."""
+    """One call that has not returned; around it, in the thread that makes it (`Health.call`)."""
 
-    __slots__ = ("_clock", "label", "pool", "started")
+    __slots__ = ("_health", "_outer", "clock", "label", "pool", "started")
 
-    def __init__(self, clock: Callable[[], float], pool: str, label: str) -> None:
-        self._clock = clock
+    def __init__(self, health: Health, clock: Callable[[], float], pool: str, label: str) -> None:
+        self._health = health
+        self.clock = clock
+        self._outer: CallInFlight | None = None
         self.pool = pool
         self.label = label
-        self.started: float | None = clock()
+        self.started: float | None = None
+
+    def __enter__(self) -> CallInFlight:
+        self._outer = getattr(_here, "call", None)
+        self._health.begin(self)
+        _here.call = self
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        _here.call = self._outer
+        self._health.end(self, error)
 
     def age_s(self) -> float:
         """How long it has made no progress."""
         started = self.started
-        return 0.0 if started is None else self._clock() - started
+        return 0.0 if started is None else self.clock() - started
 
     def progress(self) -> None:
         """The call is long, not hung: count from now."""
-        self.started = self._clock()
+        self.started = self.clock()
 
     def pause(self) -> None:
         """The call waits for something that is not the backing directory; `progress` ends that."""
@@ -117,26 +129,11 @@ def current_call() -> CallInFlight | None:
     return getattr(_here, "call", None)
 
 
-class CallMade:
-    """See `Health.call`."""
-
-    __slots__ = ("_call", "_health", "_label", "_outer", "_pool")
-
-    def __init__(self, health: Health, pool: str, label: str) -> None:
-        self._health = health
-        self._pool = pool
-        self._label = label
-
-    def __enter__(self) -> CallInFlight:
-        self._outer = current_call()
-        call = self._health.begin(self._pool, self._label)
-        self._call = call
-        _here.call = call
-        return call
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        _here.call = self._outer
-        self._health.end(self._call, error)
+def current_call_goes_on() -> None:
+    """The call that this thread is making, if it makes one, is long, not hung."""
+    call = getattr(_here, "call", None)
+    if call is not None:
+        call.started = call.clock()
 
 
 class Health:
@@ -167,17 +164,16 @@ class Health:
         """
         self._refuses_for_s = max(REFUSES_FOR_S, 2 * delay_s)
 
-    def call(self, pool: str, label: str) -> CallMade:
+    def call(self, pool: str, label: str) -> CallInFlight:
         """Around one call, in the thread that makes it."""
-        return CallMade(self, pool, label)
+        return CallInFlight(self, self._clock, pool, label)
 
-    def begin(self, pool: str, label: str) -> CallInFlight:
+    def begin(self, call: CallInFlight) -> None:
         """A call begins."""
         with self._lock:
             # in one: who sees no call under way knows that the next one begins later
-            call = CallInFlight(self._clock, pool, label)
+            call.started = self._clock()
             self._in_flight.add(call)
-        return call
 
     def end(self, call: CallInFlight, error: BaseException | None) -> None:
         """It has returned; what is no error of the system says nothing."""
@@ -236,16 +232,32 @@ class Health:
         for pool, failed_at in list(self._failed_at.items()):
             if now - failed_at > self._refuses_for_s:
                 self._forget(pool)
-        oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)
-        if oldest_s > STUCK_AFTER_S:
+        oldest = now
+        for call in self._in_flight:  # asked for each question to the backing directory
+            started = call.started
+            if started is not None and started < oldest:
+                oldest = started
+        if now - oldest > STUCK_AFTER_S:
             return HealthState.STUCK
-        if any(count >= REFUSING_AFTER_FAILURES for count in self._failures_in_a_row.values()):
+        if self._failures_in_a_row and (
+            max(self._failures_in_a_row.values()) >= REFUSING_AFTER_FAILURES
+        ):
             return HealthState.REFUSING
-        return HealthState.SLOW if oldest_s > SLOW_AFTER_S else HealthState.OK
+        return HealthState.SLOW if now - oldest > SLOW_AFTER_S else HealthState.OK
 
     def is_stuck(self) -> bool:
         """Whether calls that can be avoided should be."""
         return self.state() is HealthState.STUCK
+
+    def is_late(self, pool: str, patience_s: float) -> bool:
+        """Whether a call of that kind is out for longer than that."""
+        now = self._clock()
+        with self._lock:
+            for call in self._in_flight:
+                started = call.started
+                if started is not None and call.pool == pool and now - started > patience_s:
+                    return True
+        return False
 
     def statistics(self) -> HealthStatistics:
         """What `status`, the metrics and the tests see."""

@@ -14,7 +14,7 @@ from collections import Counter
 
 from acpfs.backing.areas import OWN, encode
 from acpfs.backing.entries import Entries
-from acpfs.backing.health import current_call
+from acpfs.backing.health import current_call_goes_on
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.quirks import NO_DIRECTORY_SYNC, Features
 from acpfs.backing.terms import (
@@ -48,9 +48,7 @@ class OwnFiles:
 
     def _count(self, label: str, times: int = 1) -> None:
         """Also tells the health check that a long call of many steps goes on."""
-        call = current_call()
-        if call is not None:
-            call.progress()
+        current_call_goes_on()
         with self._calls_lock:
             self._calls[label] += times
 

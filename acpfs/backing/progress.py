@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 
-from acpfs.backing.health import current_call
+from acpfs.backing.health import current_call_goes_on
 
 
 class Progress:
@@ -37,9 +37,7 @@ class Progress:
         Raises:
             OSError: ECANCELED: nobody wants them.
         """
-        call = current_call()
-        if call is not None:
-            call.progress()
+        current_call_goes_on()
         self.count(count)
         if not self.wanted:
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))

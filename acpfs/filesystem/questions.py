@@ -52,7 +52,7 @@ class Questions:
         """`call` for one that is under way; `progress`: patience goes by that, not by the time
         since it began.
         """
-        moved = progress.mark if progress is not None else lambda: None
+        moved = None if progress is None else progress.mark
         try:
             return await wait(
                 self._calls.patient(future, self._settings.backing_timeout_s, moved=moved)

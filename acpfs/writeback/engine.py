@@ -288,7 +288,7 @@ class Engine:
         and they look again by themselves.
         """
         self.gate.note(op)
-        self._checksums.appended()
+        self._checksums.appended(op)
         if not (self._streams_stand_back and _is_small(op)):
             self._stream_bell.ring()
         if not self._commits_stand_back:

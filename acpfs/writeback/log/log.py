@@ -13,6 +13,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from operator import attrgetter
 
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
@@ -72,6 +73,8 @@ CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NUL
 
 CONTENTS = frozenset({OpKind.STORE, OpKind.SYMLINK})
 """What makes all that a file, or a link, is."""
+
+_SEQ = attrgetter("seq")
 
 
 class OperationLog:
@@ -183,11 +186,13 @@ class OperationLog:
         """Operations that the backing directory may have carried out, and that are not recorded;
         oldest first.
         """
+        if not self._in_doubt:  # asked before nearly each call on the backing directory
+            return []
         return [op for seq in sorted(self._in_doubt) if (op := self._in_doubt[seq]).begun]
 
     def unsealed_of(self, ino: Ino) -> list[Op]:
         """STOREs of a node whose staging files do not have all bytes yet."""
-        return [op for op in self.pending_of(ino) if op.unsealed]
+        return [op for op in self._by_node.get(ino, ()) if op.unsealed]
 
     def pending_of(self, ino: Ino) -> list[Op]:
         """Operations on a node, oldest first."""
@@ -776,12 +781,12 @@ class OperationLog:
             _count(self._replacing, op.ino, 1)
         if op.begun:
             self._hand_out(op)
+            if not op.committed:
+                self._in_doubt[op.seq] = op
         if creates:
             self._creates.add(op.seq)
         if op.parked:
             self._parked[op.seq] = op
-        if op.begun and not op.committed:
-            self._in_doubt[op.seq] = op
         if op.version is not None:
             self.sizes.count(op.version)
         for directory, _name in op.touches():
@@ -826,7 +831,7 @@ def _place(ops: list[Op], op: Op) -> int:
     """Among those of its node, which are in order; a file that is rewritten in a loop has
     thousands.
     """
-    return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)
+    return bisect.bisect_left(ops, op.seq, key=_SEQ)
 
 
 def _refuses(op: Op, node: Ino) -> bool:

@@ -9,7 +9,7 @@ move is under way).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from acpfs.backing.lower import LowerPath
@@ -70,10 +70,13 @@ class LowerTree:
         if further is not None and not further:
             del self._further[ino]
 
-    def _each(self, ino: Ino) -> Iterator[Place]:
-        if ino in self._places:
-            yield self._places[ino]
-            yield from self._further.get(ino, ())
+    def _each(self, ino: Ino) -> Iterable[Place]:
+        """All places of a node, without a copy: there may be many, and most ask for the first."""
+        first = self._places.get(ino)
+        if first is None:
+            return ()
+        further = self._further.get(ino)
+        return (first,) if further is None else itertools.chain((first,), further)
 
     def __contains__(self, ino: Ino) -> bool:
         """Whether the node is on the backing directory."""

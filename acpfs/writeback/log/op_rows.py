@@ -13,6 +13,9 @@ from acpfs.writeback.log.stages import Aside, Stage
 _STAGES = (Stage.LOGGED, Stage.IN_DOUBT, Stage.COMMITTED)
 COMMITTED = 2
 """In the column `committed`: which of them."""
+_NUMBERS = {
+    stage: sum(stage >= recorded for recorded in _STAGES[1:]) for stage in Stage
+}  # what is done in memory alone stands for what was recorded before it
 PARKED = 1
 LET_GO = 2
 """Bits in the column `parked`."""
@@ -36,7 +39,7 @@ def op_row(op: Op, creates: bool) -> tuple[object, ...]:
     names = (op.parent, op.name, op.new_parent, op.new_name, op.victim)
     content = (op.meta.to_json(), op.payload, None if op.version is None else op.version.vid)
     failure = (op.tries, op.last_error, op.next_attempt_at, PARKED * op.parked | LET_GO * op.let_go)
-    done = COMMITTED if op.committed else int(op.begun)
+    done = _NUMBERS[op.stage]
     return (op.seq, op.kind.value, op.ino, *names, *content, op.logged_at, creates, *failure, done)
 
 

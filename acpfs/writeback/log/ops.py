@@ -131,8 +131,7 @@ class Metadata:
         """
         if not self.xattrs:
             numbers = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev]
-            shown = ["null" if number is None else str(number) for number in numbers]
-            return f"[{', '.join(shown)}, {{}}]"
+            return f"{str(numbers).replace('None', 'null')[:-1]}, {{}}]"
         xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
         return json.dumps(
             [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs]
