@@ -142,10 +142,9 @@ FILESYSTEM_ROOMS = {
         "loads marks missing outlook overflow retention room unseen_room versions"
     ),
     "inodes": (
-        "acls body catalogue change_time damaged_files durations expectations fill from_members "
+        "acls body catalogue damaged_files durations expectations fill from_members "
         "kept_listings known_names lent likely_sizes nodes op_paths pins records runs "
-        "spare_threads "
-        "steps upper"
+        "spare_threads steps upper"
     ),
 }
 """Of `acpfs.filesystem`, from top to bottom → its modules (docs/ARCHITECTURE.md).

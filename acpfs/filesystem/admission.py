@@ -473,7 +473,7 @@ class Admission:
         then.
         """
         size = handle.node.size
-        if handle.begun_as and (size >= WORTH_LEARNING_BYTES or use is not Use.ONLY_WRITTEN):
+        if size >= WORTH_LEARNING_BYTES or use is not Use.ONLY_WRITTEN:
             self._expectations.learn(handle.begun_as, size)
             self._expectations.learn_use(handle.begun_as, use)
 

@@ -39,10 +39,9 @@ class AwaitedNames:
         """Nobody has anything, until somebody tells it."""
 
     async def child(self, parent: Node, name: bytes) -> Ino:
-        """`LowerView.child`, for a name that may still come."""
-        ino = await self._view.child(parent, name)
-        if ino or not self._settings.wait_for_peers_s:
-            return ino
+        """As `LowerView.child`, which has just found nothing, for a name that may still come."""
+        if not self._settings.wait_for_peers_s:
+            return NO_INO
         directory = self._table.path(parent.ino)
         if self._is_ours(parent, name) or not self.peers.may_come(directory, name):
             return NO_INO
@@ -51,6 +50,7 @@ class AwaitedNames:
         if until is None:
             return NO_INO
         waited = False
+        ino = NO_INO
         try:
             while True:
                 comes = self.peers.may_come(

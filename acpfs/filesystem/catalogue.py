@@ -231,7 +231,7 @@ class Catalogue:
                 self._look_at(below)
 
     def _look_at(self, node: Node) -> None:
-        if node.names and not node.is_dir and (node.modified or self._log.is_active(node.ino)):
+        if node.names and not node.is_dir and (node.body.modified or self._log.is_active(node.ino)):
             checkpoint = self.of(node)
             if checkpoint is not None:
                 self._unsettle(node, checkpoint)
@@ -247,7 +247,7 @@ class Catalogue:
         if node is None or not node.names:
             self._settle(ino)
             return
-        if node.modified or self._log.is_active(ino):
+        if node.body.modified or self._log.is_active(ino):
             return
         checkpoint = self.of(node)
         self._settle(ino)

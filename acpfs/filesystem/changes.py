@@ -312,6 +312,8 @@ class Changes:
         return {seq for doubtful, _known in self._in_doubt for seq in doubtful}
 
     def _known(self, op: Op) -> None:
+        if not self._in_doubt:  # nobody waits for any
+            return
         for doubtful, known in self._in_doubt:
             doubtful.discard(op.seq)
             if not doubtful:
@@ -609,7 +611,7 @@ class Changes:
 
     def is_interrupted(self, ino: Ino) -> bool:
         node = self._table.get(ino)
-        return node is not None and node.interrupted
+        return node is not None and node.body.interrupted
 
     def is_directory(self, ino: Ino) -> bool:
         node = self._table.get(ino)
@@ -632,7 +634,7 @@ class Changes:
     def _is_settled(self, node: Node) -> bool:
         if (
             node.unlogged
-            or node.modified
+            or node.body.modified
             or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino))
         ):
             return False

@@ -47,7 +47,19 @@ class CloseEvent(enum.Enum):
     FOUND = "the last worker's version for it is in doubt"
 
 
-CLOSE_STATES: dict[tuple[CloseState, CloseEvent], CloseState] = {
+class IllegalCloseError(Exception):
+    """Nothing of the kind can happen to an open file in that state."""
+
+
+class _Ways(dict[tuple[CloseState, CloseEvent], CloseState]):
+    """Where each event leads; whoever asks for one that leads nowhere has IllegalCloseError."""
+
+    def __missing__(self, way: tuple[CloseState, CloseEvent]) -> CloseState:
+        state, event = way
+        raise IllegalCloseError(f"{state.value}: {event.value}")
+
+
+_WAYS: dict[tuple[CloseState, CloseEvent], CloseState] = {
     (CloseState.CLEAN, CloseEvent.WROTE): CloseState.WRITTEN,
     (CloseState.WRITTEN, CloseEvent.WROTE): CloseState.WRITTEN,
     (CloseState.WAITING, CloseEvent.WROTE): CloseState.WRITTEN,
@@ -86,20 +98,4 @@ CLOSE_STATES: dict[tuple[CloseState, CloseEvent], CloseState] = {
     (CloseState.OVER, CloseEvent.FOUND): CloseState.LOGGED,
     (CloseState.WRITTEN, CloseEvent.FOUND): CloseState.OVERTAKEN,
 }
-"""Where each event leads."""
-
-
-class IllegalCloseError(Exception):
-    """Nothing of the kind can happen to an open file in that state."""
-
-
-def next_state(state: CloseState, event: CloseEvent) -> CloseState:
-    """Where the event leads.
-
-    Raises:
-        IllegalCloseError: nowhere, from there.
-    """
-    found = CLOSE_STATES.get((state, event))
-    if found is None:
-        raise IllegalCloseError(f"{state.value}: {event.value}")
-    return found
+CLOSE_STATES = _Ways(_WAYS)

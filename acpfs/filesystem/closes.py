@@ -181,7 +181,11 @@ class Closes:
         if not self._may_be_half(handle, closer):
             return False
         closing = await unlocked(self._closing, pid)
-        if closing is Closing.KILL and not node.interrupted and self._may_be_half(handle, closer):
+        if (
+            closing is Closing.KILL
+            and not node.body.interrupted
+            and self._may_be_half(handle, closer)
+        ):
             if await self._opener_has_it(handle, closer):
                 return False  # who was killed had a copy by chance
             self._doubtful.went_on(handle)  # so what it closed before was a copy
@@ -195,7 +199,7 @@ class Closes:
             self._handles.changed(handle)
         elif closing is Closing.CALL and handle.killed and await self._is_opener(handle, closer):
             self.goes_on(handle)
-        return node.interrupted
+        return node.body.interrupted
 
     def _may_be_half(self, handle: Handle, closer: int) -> bool:
         """Whether what its writer leaves is not finished, if that one is killed.
@@ -206,7 +210,7 @@ class Closes:
         node = handle.node
         may_be_its = handle.may_be_writer(closer)
         waits_for_its = handle.state is CloseState.WAITING and may_be_its
-        if node.modified and (handle.wrote or waits_for_its):
+        if node.body.modified and (handle.wrote or waits_for_its):
             return not self.is_log(node)
         return handle.is_in_doubt and may_be_its and not self._was_log(node)
 
@@ -297,7 +301,7 @@ class Closes:
             at_it = self._writers.is_opening(node) or self._writers.has_anybody_written(node)
         else:
             at_it = self._writers.is_anybody_at_it(node)
-        if node.interrupted or (at_it and not self.is_log(node)):
+        if node.body.interrupted or (at_it and not self.is_log(node)):
             return None
         op = self._changes.freeze(node, quiet=is_still)
         for one in self._writers.of(node):
@@ -466,7 +470,7 @@ class Closes:
         with it, it replaces nothing.
         """
         is_lost = opening.has_truncated and not self._is_written_on(node, opening)
-        if not node.modified:
+        if not node.body.modified:
             pass  # all of it is in a version that counts: somebody has synced it
         elif is_lost:
             self.leave_half(node)
@@ -489,7 +493,7 @@ class Closes:
         """
         if node.kernel_writers:
             self._contents.kernel.look(node)
-        if not node.interrupted or self._writers.has_anybody_written(node):
+        if not node.body.interrupted or self._writers.has_anybody_written(node):
             return True
         return opening.was_modified and self._writers.is_anybody_writing(node)
 
@@ -534,7 +538,7 @@ class Closes:
         """Whether nobody goes on with what its writer has left, as one would who is about to open
         it and truncates it.
         """
-        return node.interrupted and not self._writers.is_opening(node)
+        return node.body.interrupted and not self._writers.is_opening(node)
 
     def is_anybody_at_it(self, node: Node) -> bool:
         """Whether somebody has the file open who has written to it, or may have, and is not

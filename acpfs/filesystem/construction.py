@@ -496,7 +496,7 @@ class FileSystemParts:
         the rest follows in the background.
         """
         self.outgrown.seal_taken_up(node)
-        if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
+        if node.body.is_outgrown and not node.kernel_writers and not node.body.interrupted:
             self.steps.start(self.open_files.finish_outgrown(node), lambda _value, _error: None)
 
 

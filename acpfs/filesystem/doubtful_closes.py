@@ -68,7 +68,8 @@ class DoubtfulCloses:
         self._handles.changed(handle)
 
     def _of_same_version(self, handle: Handle, op: Op) -> list[Handle]:
-        return [one for one in self._writers.beside(handle) if one.store is op]
+        writers = self._writers.of(handle.node)
+        return [one for one in writers if one.store is op and one is not handle]
 
     def fix(self, node: Node, *, quiet: bool = False) -> Op | None:
         """Fix the content as it is, whoever else is at it: somebody says that it is good, or it is
@@ -80,9 +81,9 @@ class DoubtfulCloses:
         nothing is told yet. `quiet`: as `Changes.freeze` has it.
         """
         op = self._changes.freeze(node, quiet=quiet)
-        if not node.interrupted:
+        if not node.body.interrupted:
             self._changes.rely_on(node)
-        if node.modified:
+        if node.body.modified:
             return op  # a half: no version has what was written
         for handle in self._writers.of(node):
             if not handle.changing:

@@ -144,9 +144,9 @@ class Eviction:
         """Why a content may not leave, "" for no reason."""
         if self._order.pins.covering(path) is not None:
             return "pinned"
-        if node.interrupted:
+        if node.body.interrupted:
             return "interrupted: its writer was lost"
-        if node.modified:
+        if node.body.modified:
             return "being written"
         if self._log.is_active(node.ino):
             return "not persisted yet"

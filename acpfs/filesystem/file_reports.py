@@ -63,7 +63,7 @@ class Reports:
             if op is not None
             else max(0.0, self._wall() - node.mtime_ns / 1e9),
             ino=node.ino,
-            writers=self._closes.at_it(node) if node.modified else [],
+            writers=self._closes.at_it(node) if node.body.modified else [],
         )
 
     def being_written(self, limit: int) -> list[WrittenFile]:
@@ -71,7 +71,7 @@ class Reports:
         nodes = (
             one
             for one in self._handles.open_nodes()
-            if one.modified and not self._closes.is_half(one)
+            if one.body.modified and not self._closes.is_half(one)
         )
         oldest = heapq.nsmallest(limit, nodes, key=lambda one: one.body.modified_since)
         return [
@@ -90,7 +90,7 @@ class Reports:
     def _state(self, node: Node, op: Op | None) -> str:
         if self._closes.is_half(node):
             return "interrupted"
-        if node.modified:
+        if node.body.modified:
             return "writing" if node.handles else "complete"
         if op is None:
             return "clean"
@@ -102,11 +102,11 @@ class Reports:
         """Files at and below the paths that are not complete, by any of their names."""
         found = []
         for node in self._table.recorded():
-            if not node.is_file or not (node.modified or self._log.is_active(node.ino)):
+            if not node.is_file or not (node.body.modified or self._log.is_active(node.ino)):
                 continue
             op = self._log.last_but_attributes_of(node.ino)
             in_doubt = op is not None and op.tentative
-            if not (node.modified or in_doubt):
+            if not (node.body.modified or in_doubt):
                 continue
             path = self._named_below(node, paths)
             if path is not None:

@@ -173,9 +173,9 @@ class FileWriters:
         whom it writes.
         """
         node = handle.node
-        if handle.writes_unseen and not node.modified:
+        if handle.writes_unseen and not node.body.modified:
             self._kernel.look(node)  # also without a trace: it may be mapped
-        return handle.writes_unseen and node.modified
+        return handle.writes_unseen and node.body.modified
 
     def mapped_beside(self, handle: Handle, offset: int, size: int) -> list[Handle]:
         """Who else may have written through a mapping what came through `handle`.

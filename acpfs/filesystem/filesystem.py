@@ -189,7 +189,7 @@ class FileSystem:
     @staticmethod
     def _was_closed(node: Node) -> bool:
         """Whether nobody has it open, and nobody who had was killed or failed."""
-        return not (node.handles or node.interrupted or node.body.failed)
+        return not (node.handles or node.body.interrupted or node.body.failed)
 
     def watch_outside(
         self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]

@@ -373,7 +373,7 @@ class Hold:
         Not of what nobody was seen to write to since: its close may have been answered, and it only
         counts as changed as it is mapped, or was. Who goes on is looked at again.
         """
-        if node.modified and not node.body.failed and self._contents.kernel.has_written(node):
+        if node.body.modified and not node.body.failed and self._contents.kernel.has_written(node):
             self._contents.fail(node, errno.ENOSPC, node.size)
 
     def taken(self, ino: Ino) -> Future[bool] | None:

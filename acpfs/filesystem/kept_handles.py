@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from acpfs.filesystem.close_states import CloseEvent, CloseState, next_state
+from acpfs.filesystem.close_states import CLOSE_STATES, CloseEvent, CloseState
 from acpfs.filesystem.last_close import Close
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
@@ -173,17 +173,14 @@ class Handle:
         Raises:
             IllegalCloseError: that does not lead anywhere from here.
         """
-        self._put(next_state(self.state, event))
+        self.found(CLOSE_STATES[self.state, event])
         if self.state is not CloseState.LOGGED and self.state is not CloseState.OVERTAKEN:
             self.store = None
         elif store is not None:
             self.store = store
 
     def found(self, state: CloseState) -> None:
-        """So an earlier worker has recorded it."""
-        self._put(state)
-
-    def _put(self, state: CloseState) -> None:
+        """So an earlier worker has recorded it, or `take` has led there."""
         self.state = state
         self.wrote = state is CloseState.WRITTEN or state is CloseState.OVERTAKEN
 
@@ -221,7 +218,7 @@ class Handle:
         """Whether the kernel maps the tier file for it, so that it may be written to without the
         daemon, and without a trace.
         """
-        return self.writes_unseen and self.may_map
+        return self.may_map and self.writes_unseen
 
     @property
     def leaves_trace(self) -> bool:
@@ -302,7 +299,7 @@ class KeptHandles:
             return
         if handle.wrote or handle.others_wrote:
             at_once = _WROTE * handle.wrote | _OTHERS * handle.others_wrote
-            self._slots.set(slot, _BITS, self._slots.get(slot, _BITS) | at_once)
+            self._slots.record(slot)[_BITS] |= at_once
         self._changed[handle] = None
 
     def _write(self) -> None:
@@ -312,19 +309,19 @@ class KeptHandles:
         reads the new one which version is in doubt: what says either goes only after the commit.
         """
         late = []
-        slots = self._slots
         for handle in self._changed:
             slot = handle.slot
             if slot == NO_SLOT:
                 continue  # it is freed after the commit, whatever it says
             bits = self._bits(handle)
             tentative = 0 if handle.store is None else handle.store.seq
-            late_bits = slots.get(slot, _BITS) & ~bits & _WROTE
-            late_tentative = slots.get(slot, _TENTATIVE)
-            slots.set(slot, _FLAGS, self._flags(handle))
-            slots.set(slot, _LANE, _LANES.index(handle.lane))
-            slots.set(slot, _BITS, bits | late_bits)
-            slots.set(slot, _TENTATIVE, late_tentative or tentative)
+            record = self._slots.record(slot)
+            late_bits = record[_BITS] & ~bits & _WROTE
+            late_tentative = record[_TENTATIVE]
+            record[_FLAGS] = self._flags(handle)
+            record[_LANE] = _LANES.index(handle.lane)
+            record[_BITS] = bits | late_bits
+            record[_TENTATIVE] = late_tentative or tentative
             if late_bits or late_tentative not in (0, tentative):
                 late.append((handle, bits, tentative))
         self._changed.clear()
@@ -334,8 +331,9 @@ class KeptHandles:
     def _written(self, late: list[tuple[Handle, int, int]]) -> None:
         for handle, bits, tentative in late:
             if handle.slot != NO_SLOT:
-                self._slots.set(handle.slot, _BITS, bits)
-                self._slots.set(handle.slot, _TENTATIVE, tentative)
+                record = self._slots.record(handle.slot)
+                record[_BITS] = bits
+                record[_TENTATIVE] = tentative
 
     @staticmethod
     def _restore_use(handle: Handle, bits: int, table: NodeTable) -> None:
@@ -374,7 +372,7 @@ class KeptHandles:
         slot = handle.slot
         handle.slot = NO_SLOT
         if slot != NO_SLOT:
-            self._after_commit(lambda: self._slots.free(slot))
+            self._after_commit(partial(self._slots.free, slot))
 
     def forgotten(self, handle: Handle) -> None:
         """The kernel never learned of it: it is gone at once, since another one takes its place."""

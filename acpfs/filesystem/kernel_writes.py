@@ -167,7 +167,7 @@ class KernelWrites:
         it are of the daemon's lane, opened beside a writer: these keep back nothing before they
         write.
         """
-        if not node.kernel_mappers or node.interrupted:
+        if not node.kernel_mappers or node.body.interrupted:
             return False
         return self.has_trace(st)
 
@@ -193,10 +193,11 @@ class KernelWrites:
         """
         if not node.kernel_writers and not node.body.is_cold:
             assert not self._tier.calls.is_handed_over(node.body.tier), node.ino
-            if not node.modified or node.interrupted:
+            if not node.body.modified or node.body.interrupted:
                 node.body.seen = mark_file(self._opened(node.body))
             self._marks.set(
-                node.ino, UNSEEN if node.modified and not node.interrupted else node.body.seen
+                node.ino,
+                UNSEEN if node.body.modified and not node.body.interrupted else node.body.seen,
             )
             moment = self._fullness.moment()
             self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
@@ -339,8 +340,8 @@ class KernelWrites:
         self._table.tell(node)
         self._tier.calls.hand_over(node.kernel_target)
         moment = self._fullness.moment()
-        written = self.look(node) or node.modified
-        if node.interrupted:
+        written = self.look(node) or node.body.modified
+        if node.body.interrupted:
             self.note_as_is(node)  # what is written from now on shows that somebody goes on with it
         self._fullness.judge_found(node, moment, written=written)
 

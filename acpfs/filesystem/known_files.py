@@ -94,11 +94,13 @@ class KnownFiles:
         pending = self._log.is_active(node.ino) or self._log.is_victim(
             node.ino
         )  # an exchange gives both their names
-        is_persisted = not (node.modified or moving or node.unlogged or pending)
-        is_half = node.interrupted or bool(node.modified and body.failed and not node.handles)
-        is_writing = node.modified and not is_half
+        is_persisted = not (node.body.modified or moving or node.unlogged or pending)
+        is_half = node.body.interrupted or bool(
+            node.body.modified and body.failed and not node.handles
+        )
+        is_writing = node.body.modified and not is_half
         last = self._log.last_of(node.ino)
-        is_logged = last is not None and not (node.modified or moving or node.unlogged)
+        is_logged = last is not None and not (node.body.modified or moving or node.unlogged)
         return KnownFile(
             path,
             node.size,

@@ -46,17 +46,13 @@ class LaneUse:
         ahead: PagesAhead,
     ) -> None:
         self._lanes = lanes
-        self._attributes = attributes
+        self.attributes = attributes
         self._contents = contents
         self._admission = admission
         self._hold = hold
         self._view = view
-        self._warming = warming
+        self.warming = warming
         self._ahead = ahead
-
-    async def before_reading(self, node: Node) -> None:
-        """The file is about to be opened by one who only reads."""
-        await self._warming.before_reading(node)
 
     async def take(self, handle: Handle) -> int:
         """Decide the handle's lane; returns the descriptor for the kernel, -1 outside
@@ -73,7 +69,8 @@ class LaneUse:
         if handle.lane is Lane.PASSTHROUGH:
             self._take_kernel(handle)
         else:
-            self._admission.left(handle)
+            if handle.writable:
+                self._admission.left(handle)
             await self._take_daemon(handle)
         return fd
 
@@ -124,7 +121,7 @@ class LaneUse:
         if (
             lane is Lane.PASSTHROUGH
             and node.body.is_cold
-            and (why := self._warming.through_daemon(node))
+            and (why := self.warming.through_daemon(node))
         ):
             lane = self._lanes.daemon_for(why)
             # As in the other lane it reads on in this file, whatever its name is by then.
@@ -160,7 +157,7 @@ class LaneUse:
         """
         if not handle.node.body.is_cold:
             return self._contents.opened(handle.node.body)
-        self._warming.watch(handle)
+        self.warming.watch(handle)
         return handle.lower_fd
 
     def _choose(self, handle: Handle) -> Lane:
@@ -172,7 +169,7 @@ class LaneUse:
         """
         return (
             "fsync is durable here"
-            if self._attributes.is_durable(handle.node)
+            if self.attributes.is_durable(handle.node)
             else self._admission.refuse(handle)
         )
 
@@ -205,11 +202,7 @@ class LaneUse:
                 self._contents.kernel_ended(node)
                 self._hold.look_soon()
         self._contents.left_by_kernel(node)
-        self._warming.released(node)
-
-    def foresee_fsync(self, handle: Handle) -> None:
-        """It will be asked what fsync means for its file."""
-        self._attributes.foresee_fsync(handle.node)
+        self.warming.released(node)
 
     def learn(self, handle: Handle) -> None:
         """It was closed: what its file took is what the next one like it will take."""
@@ -218,6 +211,8 @@ class LaneUse:
 
     def learn_use(self, handle: Handle) -> None:
         """The same of whether it was read, or mapped."""
+        if not handle.begun_as:
+            return  # it is not one of those of which that is learnt
         if handle.maps_unseen and self._contents.kernel.may_be_mapped(handle.node):
             handle.only_written = False
         use = Use.ONLY_WRITTEN if handle.only_written else Use.READ_BACK

@@ -108,7 +108,7 @@ class Mending:
                 "the mount does not know it (any more): its copy has left RAM, or somebody "
                 "removed it from the backing directory"
             )
-        if node.modified or self._log.is_active(node.ino):
+        if node.body.modified or self._log.is_active(node.ino):
             return "it is being written or stored anew: look again when that is done"
         body = node.body
         if not body.is_whole_in_ram:
@@ -122,7 +122,7 @@ class Mending:
             node is None
             or node.body.is_cold
             or node.body.tier != tier_id
-            or node.modified
+            or node.body.modified
             or self._log.is_active(node.ino)
         ):
             return None

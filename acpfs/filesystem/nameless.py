@@ -103,7 +103,8 @@ class Nameless:
 
     def closed(self, node: Node) -> None:
         """Nobody has it open any more."""
-        self._drop(node.ino)
+        if node.ino in self._fds:
+            self._drop(node.ino)
 
     def _drop(self, ino: Ino) -> None:
         if ino not in self._fds:

@@ -74,7 +74,9 @@ class Names:
         """
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
-        ino = await (self._awaited if waits else self._view).child(parent, name)
+        ino = await self._view.child(parent, name)
+        if not ino and waits:
+            ino = await self._awaited.child(parent, name)
         if not ino:
             raise fail(errno.ENOENT)
         return self._table[ino]

@@ -38,7 +38,7 @@ class NodeUse:
         node.handles -= 1
         if node.handles == 0:
             self._table.needed_no_more(node)
-            if node.modified and not node.interrupted:
+            if node.body.modified and not node.body.interrupted:
                 self._changes.freeze(
                     node
                 )  # by a call that was broken off, and whose handle never heard of it

@@ -14,13 +14,12 @@ from __future__ import annotations
 import itertools
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem.change_time import ChangeClock
 from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
 from acpfs.filesystem.content.body import DDL as BODY_DDL
 from acpfs.filesystem.kept_listings import KeptListings
@@ -59,6 +58,9 @@ NAMES_TAKEN_BACK_MAX = 8
 """The rows of a file with more names stay, once they are there: else each open and close of it
 would write and remove all of them.
 """
+
+TICK_NS = 10_000_000
+"""The kernel's clock goes on by at most this."""
 
 Identity = tuple[int, int, int, int]
 
@@ -212,23 +214,11 @@ class Node:
         return stat.S_ISREG(self.mode)
 
     @property
-    def modified(self) -> bool:
-        """Whether its content changed since the last version was frozen."""
-        return self.body.modified
-
-    @property
     def is_written(self) -> bool:
         """Whether its content has changed, or may have: what the kernel writes is seen by looking,
         and must not lose its file before.
         """
-        return self.modified or self.kernel_writers > 0
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether its writer was killed, or lost with an earlier daemon, and nobody has decided
-        yet.
-        """
-        return self.body.interrupted
+        return self.body.modified or self.kernel_writers > 0
 
     def adopt(self, st: LowerStat) -> None:
         """Show the attributes of the backing directory's entry; the link count is another matter,
@@ -244,6 +234,43 @@ class Node:
         self.atime_ns = st.atime_ns
         self.mtime_ns = st.mtime_ns
         self.ctime_ns = st.ctime_ns
+
+
+class ChangeClock:
+    """The time that a change gets which the daemon makes.
+
+    The kernel's own clock for files is up to 10 ms behind the one that programs read. With libfuse
+    it sets the times of touch(1) by that one itself, and nobody says that it did. So there changes
+    get the same clock: a file that is touched after it was written is not older than that.
+    Thread-safe.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._now_ns = clock.wall_ns
+        self._heard_ns = 0
+
+    def follow_kernel(self) -> None:
+        """The kernel sets times too."""
+        self._now_ns = self._clock.kernel_ns
+
+    def hear(self, set_ns: int) -> None:
+        """A time was set: if it is one of just now the kernel may have set it, which may be ahead
+        of its clock as programs read it.
+        """
+        if self._heard_ns < set_ns <= self._clock.wall_ns():
+            self._heard_ns = set_ns
+
+    def now_ns(self, not_before_ns: int = 0) -> int:
+        """Nanoseconds since the epoch; not before what was heard, or given, if that is ahead by
+        less than a tick.
+        """
+        now = self._now_ns()
+        latest = now
+        for ns in (self._heard_ns, not_before_ns):  # asked at each write: no generator
+            if latest < ns < now + TICK_NS:
+                latest = ns
+        return latest
 
 
 class NodeTable:
@@ -263,6 +290,8 @@ class NodeTable:
         self._log = log
         self._tree = tree
         self._nodes: dict[Ino, Node] = {}
+        self.get: Callable[[Ino], Node | None] = self._nodes.get
+        """The node of a number; None: it is not known."""
         self._by_lower: dict[int, tuple[Ino, ...]] = {}
         self._changed: dict[Ino, None] = {}
         self._changed_names: dict[tuple[Ino, bytes], bool] = {}
@@ -304,9 +333,6 @@ class NodeTable:
         Few, where many were only looked at.
         """
         return iter([self._nodes[ino] for ino in self._recorded if ino in self._nodes])
-
-    def get(self, ino: Ino) -> Node | None:
-        return self._nodes.get(ino)
 
     def __getitem__(self, ino: Ino) -> Node:
         return self._nodes[ino]
@@ -413,7 +439,8 @@ class NodeTable:
 
     def bind_lower(self, node: Node, st: LowerStat) -> None:
         """The node's entry on the backing directory is this one now; the attributes shown stay."""
-        self.unbind_lower(node)
+        if node.lower_ino:
+            self.unbind_lower(node)
         node.lower_ino = st.ino
         node.identity = st.identity()
         node.lower_device = st.device
@@ -467,12 +494,15 @@ class NodeTable:
             or self._log.is_pending(node.ino)
             or self._log.is_victim(node.ino)
             or (node.ino in self._recorded and len(node.names) > NAMES_TAKEN_BACK_MAX)
-            or any(self._is_pinned(parent, name) for parent, name in node.names)
+            or self._has_pinned_name(node)
         )
 
-    def _is_pinned(self, parent: Ino, name: bytes) -> bool:
-        child = self._known(parent, name)
-        return child is not None and child.pins > 0
+    def _has_pinned_name(self, node: Node) -> bool:
+        for parent, name in node.names:
+            child = self._known(parent, name)
+            if child is not None and child.pins > 0:
+                return True
+        return False
 
     def drop(self, node: Node) -> None:
         """Forget a node that nothing needs: its names become unknown."""
@@ -512,7 +542,8 @@ class NodeTable:
             child = KnownName(NO_INO)
             directory.children[name] = child
         if child.ino != ino:
-            self._unlink_name(child.ino, parent, name)
+            if child.ino:
+                self._unlink_name(child.ino, parent, name)
             child.ino = ino
             if ino:
                 self._nodes[ino].names.append((parent, name))
@@ -725,6 +756,7 @@ class NodeTable:
 _SELDOM = ("mode", "uid", "gid", "rdev", "lower_ino", "identity", "target", "xattrs")
 _OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *COLUMNS)
 _COLUMNS = ("ino", *_SELDOM, *_OFTEN)
+_IDENTITY = _SELDOM.index("identity")
 _NO_XATTRS = "{}"
 """As their column has it."""
 _INSERT_NODE = (
@@ -753,7 +785,7 @@ def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
         node.identity,
         node.target,
         xattrs,
-    )
+    )  # the columns `_SELDOM`
     times = (node.atime_ns, node.mtime_ns, node.ctime_ns)
     return rest, (
         node.shown_links,
@@ -767,7 +799,10 @@ def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
 
 def _as_written(rest: tuple[object, ...]) -> tuple[object, ...]:
     """The identity as text: memory has it once, as the node does."""
-    return tuple(str(list(value)) if isinstance(value, tuple) else value for value in rest)
+    identity = rest[_IDENTITY]
+    if not isinstance(identity, tuple):
+        return rest
+    return (*rest[:_IDENTITY], str(list(identity)), *rest[_IDENTITY + 1 :])
 
 
 def _node_from_row(row: tuple[Any, ...], now: float) -> Node:

@@ -100,7 +100,7 @@ class OpenFiles:
         if handle is None:
             return
         self._handles.was_read(handle)
-        if handle.writable:
+        if handle.writable and handle.node.kernel_writers:
             await self._closes.mark(handle.node)
         self._lane_use.learn_use(handle)
         self._handles.left(handle)  # not before: until here it is one of those who may have written
@@ -109,15 +109,22 @@ class OpenFiles:
         self._handles.kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node
-        if handle.writable and node.modified:
+        if handle.writable and node.body.modified:
             # No FLUSH came, or a shared mapping wrote after the last one, or others waited for this
             # one.
             self._closes.publish_if_done(node)
-        if handle.writable and not node.kernel_writers and not node.interrupted:
+        if (
+            handle.writable
+            and (node.body.is_outgrown or node.body.is_overflowed)
+            and not node.kernel_writers
+            and not node.body.interrupted
+        ):
             await self._outgrown.finish(node)
-        self._closes.let_go_of_half(node)
+        if not node.names:
+            self._closes.let_go_of_half(node)
         self._use.closed(node)
-        self._closes.give_up_lost(node)
+        if node.body.failed:
+            self._closes.give_up_lost(node)
 
     async def finish_outgrown(self, node: Node) -> None:
         """What came in an earlier daemon before its last close could be finished."""

@@ -92,9 +92,10 @@ class Opens:
             node.writer_pid = caller.pid
         if flags & os.O_TRUNC:
             # what cannot be opened is not truncated
-            await self._closes.closed_in_the_kernel(node)
-            opening.was_modified = node.modified and not node.interrupted
-            opening.found_half = node.interrupted
+            if node.body.moving_out is not None:
+                await self._closes.closed_in_the_kernel(node)
+            opening.was_modified = node.body.modified and not node.body.interrupted
+            opening.found_half = node.body.interrupted
             has_taken = await self._writable.truncate(node, 0, opens=True)
             if has_taken or opening.found_half:
                 opening.has_truncated = True
@@ -102,7 +103,7 @@ class Opens:
         elif flags & os.O_ACCMODE != os.O_RDONLY:
             await self._writable.bring_up(node)
         else:
-            await self._lane_use.before_reading(node)
+            await self._lane_use.warming.before_reading(node)
         opened = await self._opened(node, flags, caller, opening, wrote=bool(flags & os.O_TRUNC))
         if flags & os.O_TRUNC:
             # it is this one's from now on, whoever had left a half of it meanwhile
@@ -120,7 +121,8 @@ class Opens:
         created: bool = False,
     ) -> OpenFile:
         """Give the file its handle; where that fails, its caller says `Closes.not_opened`."""
-        await self._closes.closed_in_the_kernel(node)
+        if node.body.moving_out is not None:
+            await self._closes.closed_in_the_kernel(node)
         handle = self._handles.new(node, flags, caller, opening)
         if wrote:
             handle.take(CloseEvent.WROTE)
@@ -142,7 +144,7 @@ class Opens:
         node.keep_cache = True
         self._contents.retention.settle(node)
         if handle.writable:
-            self._lane_use.foresee_fsync(handle)
+            self._lane_use.attributes.foresee_fsync(node)
         return OpenFile(handle.number, keep, handle.lane, backing_fd)
 
     async def _open_new(self, node: Node, flags: int, caller: Caller) -> OpenFile:

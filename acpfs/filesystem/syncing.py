@@ -141,7 +141,7 @@ class Syncing:
         node.handles += 1
         try:
             await self._contents.mark(node)
-            if node.modified and not node.interrupted and self._closes.is_log(node):
+            if node.body.modified and not node.body.interrupted and self._closes.is_log(node):
                 self._closes.fix(node)
         finally:
             self._use.closed(node)
@@ -172,5 +172,5 @@ class Syncing:
         return [
             n
             for n in self._handles.open_nodes()
-            if n.modified and not n.interrupted and not n.body.is_outgrown
+            if n.body.modified and not n.body.interrupted and not n.body.is_outgrown
         ]

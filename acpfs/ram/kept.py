@@ -142,7 +142,7 @@ class Kept:
     def references_of(self, ino: int) -> int:
         """How many references to the node the kernel has."""
         slot = self.reference_slots.get(ino)
-        return 0 if slot is None else self.references.get(slot, 1)
+        return 0 if slot is None else self.references.record(slot)[1]
 
     def give_up(self) -> bool:
         """This worker ends by a bug in this thread: what it serves is not tried again; whether

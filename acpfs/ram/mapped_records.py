@@ -82,13 +82,10 @@ class Slots:
         view[start] = 1
         return slot
 
-    def set(self, slot: int, word: int, value: int) -> None:
-        """Change one word of a record."""
-        self._view[slot * self._stride + 1 + word] = value
-
-    def get(self, slot: int, word: int) -> int:
-        """One word of a record."""
-        return self._view[slot * self._stride + 1 + word]
+    def record(self, slot: int) -> memoryview:
+        """The words of a record, to be looked at and changed one by one; until the next `add`."""
+        start = slot * self._stride + 1
+        return self._view[start : start + self._words]
 
     def free(self, slot: int) -> None:
         """The record is not needed any more."""

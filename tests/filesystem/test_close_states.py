@@ -16,7 +16,6 @@ from acpfs.filesystem.close_states import (
     CloseEvent,
     CloseState,
     IllegalCloseError,
-    next_state,
 )
 from acpfs.filesystem.records import Lane
 from acpfs.types import ROOT
@@ -34,7 +33,7 @@ TENTATIVE = 8
 def test_nothing_happens_that_is_in_no_table() -> None:
     """A version is known from its close on, and only as long as that may have been a copy's."""
     with pytest.raises(IllegalCloseError, match=r"clean: a descriptor of it was closed"):
-        next_state(CloseState.CLEAN, CloseEvent.CLOSED)
+        _ = CLOSE_STATES[CloseState.CLEAN, CloseEvent.CLOSED]
     have_version = {CloseState.LOGGED, CloseState.OVERTAKEN}
     makes_one = {CloseEvent.PUBLISHED, CloseEvent.FOUND}
     assert [
@@ -50,7 +49,7 @@ def test_every_state_is_reached_and_left() -> None:
     state = CloseState.CLEAN
     for _event in range(10_000):
         event = chance.choice([event for at, event in CLOSE_STATES if at is state])
-        state = next_state(state, event)
+        state = CLOSE_STATES[state, event]
         reached.add(state)
     assert reached == set(CloseState)
 
@@ -91,8 +90,8 @@ def test_the_next_worker_finds_the_state_in_every_record(
             ((slot, words),) = w.inner.kept.handles
             assert words[TENTATIVE], "of its close"
             kept = w.inner.kept.handles
-            kept.set(slot, BITS, words[BITS] & ~(WROTE | WAITS | CLOSED) | bits)
-            kept.set(slot, TENTATIVE, words[TENTATIVE] if in_doubt else 0)
+            kept.record(slot)[BITS] = words[BITS] & ~(WROTE | WAITS | CLOSED) | bits
+            kept.record(slot)[TENTATIVE] = words[TENTATIVE] if in_doubt else 0
         async with made() as w:
             handle = w.inner.handles.handle(opened.handle)
             assert handle.state is expected
@@ -144,14 +143,23 @@ def test_a_step_writes_a_record_once_and_clears_it_when_that_is_committed(
             await w.do(w.fs.write(opened.handle, 0, b"new"))
             kept = w.inner.kept.handles
             words: list[tuple[int, int]] = []
-            put = kept.set
+            find = kept.record
 
-            def noted(slot: int, word: int, value: int) -> None:
-                words.append((word, value & WROTE if word == BITS else value))
-                put(slot, word, value)
+            class Noted:
+                """A record, and what is put into it."""
+
+                def __init__(self, slot: int) -> None:
+                    self._record = find(slot)
+
+                def __getitem__(self, word: int) -> int:
+                    return self._record[word]
+
+                def __setitem__(self, word: int, value: int) -> None:
+                    words.append((word, value & WROTE if word == BITS else value))
+                    self._record[word] = value
 
             with monkeypatch.context() as patch:
-                patch.setattr(kept, "set", noted)
+                patch.setattr(kept, "record", Noted)
                 await w.do(w.fs.flush(opened.handle, CALLER.pid))
             said = [value for word, value in words if word == BITS]
             assert said == [WROTE, 0], "before the commit it is written to, and not any more after"

@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,13 +135,19 @@ def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(
 
     run(tmp_path, before, session="s")
     looks = Counter[str]()
-    get = NodeTable.get
+    make = NodeTable.__init__
 
-    def counted(table: NodeTable, ino: Ino) -> Node | None:
-        looks["get"] += 1
-        return get(table, ino)
+    def counting(table: NodeTable, *arguments: Any) -> None:
+        make(table, *arguments)
+        get = table.get
 
-    monkeypatch.setattr(NodeTable, "get", counted)
+        def counted(ino: Ino) -> Node | None:
+            looks["get"] += 1
+            return get(ino)
+
+        table.get = counted
+
+    monkeypatch.setattr(NodeTable, "__init__", counting)
     run(tmp_path, after, session="s")
     assert looks["get"] < 1000
 

@@ -445,7 +445,7 @@ def test_with_the_policy_error_nothing_is_refused_of_which_close_has_said_that_i
         os.pwrite(opened.backing_fd, b"a" * (38 * MIB), 0)
         await w.do(w.fs.flush(opened.handle))
         tick(w)
-        assert w.inner.table[attributes.ino].modified
+        assert w.inner.table[attributes.ino].body.modified
         await w.do(w.fs.release(opened.handle))
         await w.drained()
         assert (w.backing / "a").read_bytes() == b"a" * (38 * MIB)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.filesystem import invariants
-from acpfs.filesystem.content.body import BACKING, MovingOut, SpillCopy, Staging
+from acpfs.filesystem.content.body import BACKING, Body, MovingOut, SpillCopy, Staging
 from acpfs.filesystem.content.runs import NOTHING, Runs
 from acpfs.filesystem.known_names import KnownName
 from acpfs.types import NO_TIER, ROOT, Ino
@@ -143,6 +143,8 @@ def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
         def give(one: object, values: dict[str, object]) -> None:
             for name, value in values.items():
                 setattr(one, name, value)
+            if isinstance(one, Body):
+                one._placed()
 
         def check(said: str, one: object, **values: object) -> None:
             before = {name: getattr(one, name) for name in values}

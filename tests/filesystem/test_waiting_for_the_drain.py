@@ -58,7 +58,7 @@ async def killed(w: World, kernel: Kernel, *, synced: bool) -> tuple[Ino, bytear
     os.pwrite(opened.backing_fd, b"x", len(data))
     await w.do(w.fs.flush(opened.handle, KILLED))
     await w.do(w.fs.release(opened.handle))
-    assert w.inner.table[ino].interrupted
+    assert w.inner.table[ino].body.interrupted
     w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     return ino, bytearray(data + b"x")
 

@@ -23,7 +23,7 @@ def test_the_next_process_finds_what_was_left(tmp_path: Path, words: int) -> Non
             slot = rng.choice(list(known))
             word = rng.randrange(words)
             known[slot][word] = step
-            slots.set(slot, word, step)
+            slots.record(slot)[word] = step
         else:
             slot = rng.choice(list(known))
             del known[slot]

@@ -175,41 +175,39 @@ class Body:
     reserved: bool = False
     """Its user has allocated pages of it (fallocate): they stay."""
 
+    # Where the bytes are is asked some twenty times for each file that is opened, and changes with
+    # the verbs alone: these say it (`_placed`).
+    is_cold: bool = field(init=False)
+    """Whether the backing directory has all bytes; RAM may have the first ones of them as well, to
+    be read.
+    """
+    is_only_backing: bool = field(init=False)
+    """Whether it is cold, and RAM has nothing of it."""
+    is_whole_in_ram: bool = field(init=False)
+    """Whether all bytes are in the tier file."""
+    is_overflowed: bool = field(init=False)
+    """Whether all bytes are in a staging file, as RAM had no room for them."""
+    is_outgrown: bool = field(init=False)
+    """Whether bytes are in the tier file and in a staging file: it outgrew RAM while the kernel
+    wrote it.
+    """
+    is_spilled: bool = field(init=False)
+    """Whether all bytes are in the spill directory; then it is closed, or only being read."""
+
+    def __post_init__(self) -> None:
+        self._placed()
+
     # -- where the bytes are
 
-    @property
-    def is_cold(self) -> bool:
-        """Whether the backing directory has all bytes; RAM may have the first ones of them as well,
-        to be read.
-        """
-        return self.rest is BACKING
-
-    @property
-    def is_only_backing(self) -> bool:
-        """Whether it is cold, and RAM has nothing of it."""
-        return self.is_cold and not self.tier
-
-    @property
-    def is_whole_in_ram(self) -> bool:
-        """Whether all bytes are in the tier file."""
-        return self.rest is None
-
-    @property
-    def is_overflowed(self) -> bool:
-        """Whether all bytes are in a staging file, as RAM had no room for them."""
-        return isinstance(self.rest, Staging) and not self.tier
-
-    @property
-    def is_outgrown(self) -> bool:
-        """Whether bytes are in the tier file and in a staging file: it outgrew RAM while the kernel
-        wrote it.
-        """
-        return isinstance(self.rest, Staging) and self.tier != NO_TIER
-
-    @property
-    def is_spilled(self) -> bool:
-        """Whether all bytes are in the spill directory; then it is closed, or only being read."""
-        return isinstance(self.rest, SpillCopy)
+    def _placed(self) -> None:
+        """It was made, or a verb has changed where the bytes are."""
+        is_in_staging = isinstance(self.rest, Staging)
+        self.is_cold = self.rest is BACKING
+        self.is_only_backing = self.is_cold and not self.tier
+        self.is_whole_in_ram = self.rest is None
+        self.is_overflowed = is_in_staging and not self.tier
+        self.is_outgrown = is_in_staging and self.tier != NO_TIER
+        self.is_spilled = isinstance(self.rest, SpillCopy)
 
     @property
     def is_clean(self) -> bool:
@@ -319,6 +317,7 @@ class Body:
 
     def _check(self) -> None:
         assert self is not COLD
+        self._placed()
         assert not self.wrong(), self.wrong()
 
     # -- its descriptor
@@ -381,7 +380,8 @@ class _Shared(Body):
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> None:
-        assert not hasattr(self, "reserved"), name  # the last attribute that is set when it is made
+        # the last attribute that is set when it is made
+        assert not hasattr(self, "is_spilled"), name
         super(Body, self).__setattr__(name, value)
 
 

@@ -310,7 +310,7 @@ class Contents:
         if body.tier != before.tier:
             self._fills.lent.spoil(before.tier)
         self._table.changed(node)
-        self.retention.forget(node)
+        self.retention.order.discard(node.ino)
         if self.earlier.may_write(before.tier) and body.tier != before.tier:
             self.kernel.ended(node, ())  # its mark was of what they write
         if before.is_overflowed:
@@ -499,7 +499,7 @@ class Contents:
         version is: who changes the file next does not go on with a half.
         """
         body = node.body
-        if body.is_whole_in_ram and not (body.modified or body.interrupted):
+        if body.failed and body.is_whole_in_ram and not (body.modified or body.interrupted):
             self._mended(node, body)
 
     def interrupt(self, node: Node) -> None:
@@ -512,7 +512,7 @@ class Contents:
 
     def go_on(self, node: Node) -> None:
         """Somebody is at it, and is known: it is no half."""
-        if node.interrupted:
+        if node.body.interrupted:
             node.body.interrupted = False
             self._table.changed(node)
 
@@ -557,7 +557,7 @@ class Contents:
 
     def left_by_kernel(self, node: Node) -> None:
         """A handle is gone that kept the kernel on a tier file."""
-        if not node.in_kernel and node.ino in self._read_on:
+        if node.ino in self._read_on and not node.in_kernel:
             self._tier.read_done(*self._read_on.pop(node.ino))
 
     def staging_in_use(self) -> set[str]:
@@ -581,7 +581,9 @@ class Contents:
         written = (
             node
             for node in nodes
-            if (node.modified or node.kernel_writers) and not node.body.is_cold and node.body.tier
+            if (node.body.modified or node.kernel_writers)
+            and not node.body.is_cold
+            and node.body.tier
         )
         unfrozen = (max(0, node.blocks * BLOCK_BYTES - self.frozen_bytes(node)) for node in written)
         return self._log.sizes.unstored_bytes + sum(unfrozen)
@@ -745,7 +747,7 @@ class Contents:
         finally:
             self._settle(node, body)
         self._modified(node, body)
-        if offset <= body.failed_at < offset + done:
+        if body.failed and offset <= body.failed_at < offset + done:
             self._mended(node, body)
         return done
 
@@ -979,7 +981,7 @@ class Contents:
             body.modified = True
             body.interrupted = False
             body.modified_since = self._now()
-            self.retention.forget(node)
+            self.retention.order.discard(node.ino)
             self._table.changed(node)
 
     def _in_sealed(self, node: Node, body: Body) -> None:
@@ -1015,7 +1017,7 @@ class Contents:
         assert not node.body.is_cold, node.ino
         node.body.modified = True
         node.body.modified_since = self._now()
-        self.retention.forget(node)
+        self.retention.order.discard(node.ino)
         self._table.changed(node)
 
     # -- versions

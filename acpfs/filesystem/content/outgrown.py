@@ -337,7 +337,7 @@ class OutgrownFiles:
         """
         body = node.body
         while node.body is body and body.moving_out is not None:
-            if not node.interrupted or node.kernel_writers:
+            if not node.body.interrupted or node.kernel_writers:
                 await wait(body.moving_out.finished)
                 return
             wanted = node.size if size is None else min(size, node.size)
@@ -364,7 +364,7 @@ class OutgrownFiles:
         try:
             await wait(call)
             moving = body.moving_out
-            if node.body is body and moving is not None and node.interrupted:
+            if node.body is body and moving is not None and node.body.interrupted:
                 moved = overflowed(body.staging, moving.fd).moved_from(body)
                 is_longer = size < node.size
                 node.size = size
@@ -431,7 +431,7 @@ class OutgrownFiles:
         their files, or decides.
         """
         moving = (
-            node for node in self._moving if node.open_writers or node.interrupted
+            node for node in self._moving if node.open_writers or node.body.interrupted
         )  # or nobody has decided about a half
         ops = [op for node in moving for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)

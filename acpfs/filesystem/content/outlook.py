@@ -116,7 +116,7 @@ class DrainOutlook:
         if node is None:
             return False
         if op.unsealed:  # it outgrew RAM: the rest of it follows its last close, or a decision
-            return node.open_writers > 0 or node.interrupted
+            return node.open_writers > 0 or node.body.interrupted
         version = op.version
         return (
             version is not None

@@ -78,7 +78,7 @@ class Retention:
             self.order.add(node)
             self._tier.room_changed()
         else:
-            self.forget(node)
+            self.order.discard(node.ino)
 
     def settle_again(self, node: Node) -> None:
         """The same where it may have changed since, and nobody has used it."""
@@ -89,15 +89,11 @@ class Retention:
         """Whether the node's content is in RAM only for those who will read it."""
         body = node.body
         return (
-            (body.head_bytes > 0 if body.is_cold else body.is_whole_in_ram and not body.modified)
-            and not self._log.is_active(node.ino)
-            and node.handles == 0
+            node.handles == 0
             and node.identity is not None
+            and (body.here.size > 0 if body.is_cold else body.is_whole_in_ram and not body.modified)
+            and not self._log.is_active(node.ino)
         )
-
-    def forget(self, node: Node) -> None:
-        """The node's content must not leave, or is gone."""
-        self.order.discard(node.ino)
 
     def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> int:
         """Let clean contents go until so many bytes came free; returns how many.
@@ -111,9 +107,8 @@ class Retention:
             if freed >= wanted_bytes:
                 break
             if self._log.is_active(node.ino):
-                self.forget(
-                    node
-                )  # renamed or the like since it was clean; it comes back when that is persisted
+                # renamed or the like since it was clean; it comes back when that is persisted
+                self.order.discard(node.ino)
             else:
                 freed += self.evict(node, wanted_bytes - freed)
         return freed
@@ -128,7 +123,7 @@ class Retention:
             if freed >= wanted_bytes:
                 break
             if self._log.is_active(ino):
-                self.forget(node)
+                self.order.discard(node.ino)
             elif claims[ino] is not Claim.PINNED:
                 freed += self.evict(node, wanted_bytes - freed)
 

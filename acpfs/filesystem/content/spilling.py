@@ -591,7 +591,7 @@ class Spilling:
         """The version's copy in the spill directory has the content from now on."""
         source = body.tier
         body.move_out(SpillCopy(version.vid))
-        self._contents.retention.forget(node)
+        self._contents.retention.order.discard(node.ino)
         self._table.changed(node)
         self._versions.unuse(source)
 

@@ -153,8 +153,10 @@ class Warming:
         Raises:
             OSError: EIO, it is known not to be what was stored.
         """
-        await self.settled(node)
-        self.check(node)
+        if self._suspected:
+            await self.settled(node)
+        if self._damaged:
+            self.check(node)
         if not node.body.is_cold or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
             return
         if (
@@ -166,7 +168,8 @@ class Warming:
             await self._bring_small(node)
         elif self._settings.verify_reads:
             await self._verify(node)
-        self.check(node)
+        if self._damaged:
+            self.check(node)
 
     async def _bring_small(self, node: Node) -> None:
         """In one call on the backing directory, the one that the open takes anyway."""

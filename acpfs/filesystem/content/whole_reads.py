@@ -109,11 +109,11 @@ class WholeReads:
         *,
         past_cache: bool = False,
     ) -> tuple[LowerStat, Differs | None]:
-        before = self._look(path)
         source = self._opened(path, past_cache=past_cache)
         hasher = Checksum()
         done = 0
         try:
+            before = self._lower.stat_fd(source)
             while done < size and (data := os.pread(source, min(CHUNK_BYTES, size - done), done)):
                 progress.moved(len(data))
                 hasher.update(data)

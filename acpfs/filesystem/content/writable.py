@@ -206,7 +206,7 @@ class Writable:
                 return  # it is moving out: EBUSY (exception X7)
             else:
                 await self._outgrown.whole(node)
-                if node.body is body and not node.interrupted:  # the rest of it never comes
+                if node.body is body and not node.body.interrupted:  # the rest of it never comes
                     raise OSError(body.failed or errno.EIO, os.strerror(body.failed or errno.EIO))
 
     async def _copy_sealed(self, node: Node, body: Body) -> None:

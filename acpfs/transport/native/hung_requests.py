@@ -56,7 +56,7 @@ class HungRequests:
             if slot is None:
                 self._known[number] = self._slots.add(number, 1)
             else:
-                self._slots.set(slot, _HANGS, self._slots.get(slot, _HANGS) + 1)
+                self._slots.record(slot)[_HANGS] += 1
 
     def ended(self, unique: int) -> None:
         """It is answered, or left its thread."""

@@ -80,7 +80,7 @@ class KernelLanes:
             backing = self._by_node.setdefault(Ino(ino), Backing(newest[Ino(ino)], is_former=True))
             if number != backing.number:  # it died while it exchanged them
                 self._close(Backing(number))
-                self._kept.backings.set(slot, _NUMBER, backing.number)
+                self._kept.backings.record(slot)[_NUMBER] = backing.number
             if HandleId(handle) in self._by_handle:
                 self._kept.backings.free(slot)
                 continue

@@ -40,7 +40,7 @@ class References:
                 if slot is None:
                     self._first(ino)
                 else:
-                    slots.set(slot, _COUNT, slots.get(slot, _COUNT) + 1)
+                    slots.record(slot)[_COUNT] += 1
 
     def _first(self, ino: int) -> None:
         with contextlib.suppress(
@@ -55,9 +55,10 @@ class References:
                 slot = self._by_node.get(ino)
                 if slot is None:
                     continue
-                left = self._slots.get(slot, _COUNT) - count
+                record = self._slots.record(slot)
+                left = record[_COUNT] - count
                 if left > 0:
-                    self._slots.set(slot, _COUNT, left)
+                    record[_COUNT] = left
                 else:
                     del self._by_node[ino]
                     self._slots.free(slot)

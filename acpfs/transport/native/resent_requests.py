@@ -96,9 +96,10 @@ class ResentRequests:
             self._next = (self._next + 1) % NOTES_MAX
         # In this order: a worker that dies between two of these leaves a void note, never one
         # call's number with another call's node.
-        self._slots.set(slot, _UNIQUE, 0)
-        self._slots.set(slot, _INO, ino)
-        self._slots.set(slot, _UNIQUE, unique)
+        note = self._slots.record(slot)
+        note[_UNIQUE] = 0
+        note[_INO] = ino
+        note[_UNIQUE] = unique
 
     async def _again(self, request: Request, call: Call[Any], ino: Ino) -> Any:
         opcode = request.opcode

@@ -306,7 +306,7 @@ BUGS = [
         "waits-for-own-close",
         "room is awaited that comes only when somebody closes a file",
         "filesystem/content/outlook.py",
-        "            return node.open_writers > 0 or node.interrupted\n",
+        "            return node.open_writers > 0 or node.body.interrupted\n",
         "            return False\n",
         profiles=("lane",),
     ),

@@ -72,8 +72,9 @@ LANE_BUGS = [
         "writers-forgotten",
         "the next worker does not know of who writes in the kernel",
         KERNEL_WRITES,
-        "        written = self.look(node) or node.modified\n",
-        "        node.kernel_writers -= 1\n        written = self.look(node) or node.modified\n",
+        "        written = self.look(node) or node.body.modified\n",
+        "        node.kernel_writers -= 1\n"
+        "        written = self.look(node) or node.body.modified\n",
         ONLY_LANE,
     ),
     Bug(

@@ -200,9 +200,9 @@ MENDED_BUGS = [
         "refused-behind-its-close",
         "a mapped file is refused for want of room after its close was answered",
         "filesystem/hold.py",
-        "        if node.modified and not node.body.failed and "
+        "        if node.body.modified and not node.body.failed and "
         "self._contents.kernel.has_written(node):\n",
-        "        if node.modified and not node.body.failed:\n",
+        "        if node.body.modified and not node.body.failed:\n",
         profiles=("lane",),
     ),
     Bug(

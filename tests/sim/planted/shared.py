@@ -31,8 +31,8 @@ SHARED_BUGS = [
         "doubt-forgotten-early",
         "a record says that a close is in doubt no more before that is committed",
         HANDLES,
-        "        slots.set(slot, _TENTATIVE, late_tentative or tentative)",
-        "        slots.set(slot, _TENTATIVE, tentative)",
+        "            record[_TENTATIVE] = late_tentative or tentative",
+        "            record[_TENTATIVE] = tentative",
         ONLY_SHARED,
         unreached=(
             "a life ends within the commit that takes a close back, before another does: none of "
@@ -43,8 +43,8 @@ SHARED_BUGS = [
         "writers-not-counted",
         "a close publishes while another open is being written",
         CLOSES,
-        "        if node.interrupted or (at_it and not self.is_log(node)):",
-        "        if node.interrupted:",
+        "        if node.body.interrupted or (at_it and not self.is_log(node)):",
+        "        if node.body.interrupted:",
         ONLY_SHARED,
     ),
     Bug(
