@@ -7,7 +7,8 @@ so this tells two builds apart where nothing else can. `bench.compiled` runs it.
 many Python functions of acpfs are called, in how many modules, for a write of 1 MiB, a close and a
 small file, which nobody else who uses the machine changes; in how many transactions of the state
 one closed file comes to be persisted; and what a cold read and a small file until it is persisted
-take, where threads find more or less to do at a time.
+take, where threads find more or less to do at a time. With --list NAME ("close", "cold read", …):
+which functions these are, in the order in which they are called, by thread.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class Counted:
         self.modules = set[str]()
         self.transactions = 0
         """Of the state; read where no other thread is at work."""
+        self.lines: list[str] = []
+        """One for each call, for people."""
+        self._depth: dict[int, int] = {}
+        """By thread."""
 
     @property
     def calls(self) -> int:
@@ -108,14 +113,25 @@ class Counted:
         self._before = next(self._called) + 1
         self.modules.clear()
         self.transactions = 0
+        self.lines.clear()
 
     def see(self, frame: FrameType, event: str, _argument: object) -> None:
         """For `setprofile`."""
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(OURS):
+        if not name.startswith(OURS):
+            return
+        thread = threading.get_ident()
+        depth = self._depth.get(thread, 0)
+        if event == "call":
             next(self._called)
             self.modules.add(name)
             self.transactions += name.endswith("ram/state.py") and frame.f_code.co_name == "_end"
+            called = f"{'  ' * depth}{getattr(frame.f_code, 'co_qualname', frame.f_code.co_name)}"
+            place = f"{name.removeprefix(OURS)}:{frame.f_lineno}"
+            self.lines.append(f"{threading.current_thread().name:12} {called}  {place}")
+            self._depth[thread] = depth + 1
+        elif event == "return":  # by an error, too
+            self._depth[thread] = max(0, depth - 1)
 
     def __enter__(self) -> Counted:
         sys.setprofile(self.see)
@@ -125,9 +141,11 @@ class Counted:
         sys.setprofile(None)
 
 
-def count_in_threads(files: int) -> dict[str, dict[str, float]]:
+def count_in_threads(files: int, lists: dict[str, list[str]]) -> dict[str, dict[str, float]]:
     """What takes the engine's threads and those of the pools, too: a small file from create until
     it is persisted; what one closed file still takes; the first look at a file, and its bytes.
+
+    `lists`: gets the calls.
     """
     seen = Counted()
 
@@ -151,6 +169,7 @@ def count_in_threads(files: int) -> dict[str, dict[str, float]]:
                 "modules": len(seen.modules),
                 "files": files,
             }
+            lists["create to persisted"] = list(seen.lines)
             opened, _attributes = run(fs.create(ROOT, b"alone", 0o644, os.O_WRONLY, CALLER))
             run(fs.write(opened.handle, 0, CONTENT))
             seen.begin_again()
@@ -159,12 +178,14 @@ def count_in_threads(files: int) -> dict[str, dict[str, float]]:
             await w.drained()
             transactions = seen.transactions
             counts["close to persisted"] = {"calls": seen.calls, "transactions": transactions}
+            lists["close to persisted"] = list(seen.lines)
             for cold in COLD_FILES:
                 seen.begin_again()
                 node = run(fs.lookup(ROOT, cold.encode()))
                 opened = run(fs.open(node.ino, os.O_RDONLY, CALLER))
                 run(fs.read(opened.handle, 0, COLD_BYTES))
                 counts["cold read"] = {"calls": seen.calls, "modules": len(seen.modules)}
+                lists["cold read"] = list(seen.lines)
                 run(fs.release(opened.handle))
         return counts
 
@@ -178,8 +199,11 @@ def count_in_threads(files: int) -> dict[str, dict[str, float]]:
         threading.setprofile(None)
 
 
-def count_at_once() -> dict[str, dict[str, float]]:
-    """What the calls of one thread take, the third time, when everything is known that can be."""
+def count_at_once(lists: dict[str, list[str]]) -> dict[str, dict[str, float]]:
+    """What the calls of one thread take, the third time, when everything is known that can be.
+
+    `lists`: gets them.
+    """
 
     async def scenario(base: Path) -> dict[str, dict[str, float]]:
         counts: dict[str, dict[str, float]] = {}
@@ -210,6 +234,7 @@ def count_at_once() -> dict[str, dict[str, float]]:
                     ("unlink", unlink),
                 ):
                     counts[what] = {"calls": seen.calls, "modules": len(seen.modules)}
+                    lists[what] = seen.lines
         return counts
 
     with tempfile.TemporaryDirectory() as base:
@@ -233,8 +258,11 @@ if __name__ == "__main__":
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--list", metavar="NAME")
     arguments = parser.parse_args()
-    if arguments.count:
-        print(json.dumps({**count_at_once(), **count_in_threads(PERSISTED_FILES)}))
+    if arguments.count or arguments.list:
+        calls: dict[str, list[str]] = {}
+        counts = {**count_at_once(calls), **count_in_threads(PERSISTED_FILES, calls)}
+        print("\n".join(calls[arguments.list]) if arguments.list else json.dumps(counts))
     else:
         print(json.dumps(measure(arguments.files, arguments.rounds)))
