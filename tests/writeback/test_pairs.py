@@ -342,3 +342,43 @@ def test_both_are_tried_again_where_nobody_knows_whether_that_was_done(
     assert world.lower.visible()[b"latest"] == b"ours"
     if has_peers:
         assert world.lower.visible()[b"tmp"] == b"theirs"
+
+
+class DyingAtFlush(MemoryLower):
+    """The worker dies when it has recorded what it did, and before it has heard that it stays."""
+
+    is_dying = False
+
+    def sync_directory(self, path: tuple[bytes, ...]) -> None:
+        if self.is_dying:
+            self.is_dying = False
+            raise Dies
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("was_persisted", [False, True])
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_what_another_member_has_put_there_since_is_not_taken_for_what_a_dead_worker_did(
+    tmp_path: Path, run: Run, is_renamed: bool, was_persisted: bool
+) -> None:
+    """Else the mount would show its own older content under that name for ever."""
+    lower = DyingAtFlush()
+    world = World(tmp_path, lower)
+    make(world, "tmp" if is_renamed else "final", b"ours")
+    if was_persisted:
+        run(world.drain)
+    if is_renamed:
+        world.rename("tmp", "final")
+    elif was_persisted:
+        make(world, "final", b"newer")
+    lower.is_dying = True
+    with pytest.raises(BaseException) as ended:
+        run(world.drain)
+    assert "Dies()" in repr(ended.value)
+    world.restart()
+    others(world, "final", b"theirs")
+    run(world.drain)
+    assert lower.visible() == {b"final": b"theirs"}
+    theirs = lower.lstat((b"final",)).ino
+    taken = [stat.ino for _op, stat in world.listener.persisted_ops if stat is not None]
+    assert theirs not in taken

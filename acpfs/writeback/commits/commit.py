@@ -451,7 +451,18 @@ class Committer:
         if op.is_flush_failed and not self._is_still_there(op, path, st):
             number = None if op.kind in (OpKind.SYMLINK, OpKind.MKNOD) else self._known_number(op)
             outcome.missing[op.seq] = number or NO_NUMBER
-        return st
+        return None if st is None else self._as_left(op, st)
+
+    def _as_left(self, op: Op, st: LowerStat) -> LowerStat:
+        """What lies where the last worker has put something, as `ours`: another member may have put
+        its own over it since.
+        """
+        with self._lock:
+            content = op if op.kind is OpKind.STORE else self._log.before_of(op)
+        if content is not None and content.version is not None:
+            return ours(self._lower, content, st)
+        number = self._known_number(op) if stat.S_ISREG(st.mode) else None
+        return st if number is None else st._replace(ino=number)
 
     def _known_number(self, op: Op) -> int | None:
         return None if op.kind is OpKind.STORE else self._conflicts.number(op.ino)
