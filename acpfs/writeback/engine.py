@@ -443,11 +443,13 @@ class Engine:
 
     async def _commit_forever(self) -> None:
         while True:
-            with self.section():
+            with self.section() as section:
                 if not self._paused and self._failures.try_parked(trio.current_time()):
                     self._stream_bell.ring()
                 group, due = self._next_group(trio.current_time())
                 untimed = self._flusher.take_untimed()
+                # That a version is staged is recorded with the word that its commit begins.
+                section.is_followed = bool(group) and not untimed.directories
             if untimed.directories:
                 await self._flusher.flush(untimed)
                 with self.section():

@@ -77,18 +77,27 @@ class DrainParts:
 class Section:
     """See `DrainParts.section`."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "is_followed")
 
     def __init__(self, parts: DrainParts) -> None:
         self._parts = parts
+        self.is_followed = False
+        """What it found is carried out at once, and that is recorded before it is begun. So where
+        this has changed nothing itself, what has joined it (`StateDatabase.joining_step`) needs no
+        transaction of its own here.
+        """
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Section:
         self._parts.lock.acquire()
+        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         parts = self._parts
         try:
-            parts.state.end_step(error)
+            if error is None and self.is_followed and not parts.state.is_changed_by_step:
+                parts.state.join()
+            else:
+                parts.state.end_step(error)
             if error is not None:
                 return
             deliver = parts.log.answer_waiters()

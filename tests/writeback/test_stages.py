@@ -182,3 +182,35 @@ def test_a_removal_that_is_put_off_is_withheld_when_a_member_is_missing(
     assert removal.aside.name == "NONE"
     run(world.drain)
     assert not world.lower.visible()
+
+
+def test_that_a_file_is_staged_is_recorded_with_the_word_that_its_commit_begins(
+    world: World, run: Run
+) -> None:
+    """So a close comes to be persisted in four transactions: closed; staged, and begun; carried
+    out; persisted. Where many files are drained at once they share some of these.
+    """
+    world.store("f", b"x")
+    transactions: list[list[str]] = [[]]
+
+    def traced(sql: str) -> None:
+        transactions[-1].append(sql)
+        if sql == "COMMIT":
+            transactions.append([])
+
+    world.state._db.set_trace_callback(traced)
+    run(world.drain)
+    world.state._db.set_trace_callback(None)
+    stages = [
+        (
+            any("INTO version" in sql for sql in statements),
+            sum(sql.startswith("UPDATE op SET committed") for sql in statements),
+            any(sql.startswith("DELETE FROM op ") for sql in statements),
+        )
+        for statements in transactions
+    ]
+    assert [stage for stage in stages if any(stage)] == [
+        (True, 1, False),
+        (False, 1, False),
+        (False, 0, True),
+    ]

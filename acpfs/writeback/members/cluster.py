@@ -103,7 +103,7 @@ class OwnDrain:
     gate: Gate
     log: OperationLog
     state: StateDatabase
-    section: Callable[[], AbstractContextManager[None]]
+    section: Callable[[], AbstractContextManager[object]]
     wake: Callable[[], None]
     pending: Callable[[], Pending] = lambda: NOTHING
     """What others must not take for whole; called under the lock."""

@@ -32,7 +32,7 @@ class Incarnation:
         self,
         node: str,
         state: StateDatabase,
-        section: Callable[[], AbstractContextManager[None]],
+        section: Callable[[], AbstractContextManager[object]],
         read: Callable[[], Awaitable[NodeRecord | None]],
         chance: Chance,
     ) -> None:
