@@ -32,6 +32,8 @@ _HEAD = struct.Struct("<4sIQ")
 _COUNT = struct.Struct("<I")
 _INTEGER = struct.Struct("<q")
 _REAL = struct.Struct("<d")
+_KIND_AND_INTEGER = struct.Struct("<cq")
+_KIND_AND_COUNT = struct.Struct("<cI")
 _ALONE = 0xFFFFFFFF
 _HEADER = b"H"
 _TRANSACTION = b"T"
@@ -73,50 +75,66 @@ class Encoder:
         Raises:
             TypeError: a value is of a kind that the state does not have.
         """
-        payload = bytearray(_TRANSACTION)
+        payload = [_TRANSACTION]
         for sql, values, is_many in statements:
             number = self._numbers.get(sql)
             if number is None:
                 number = len(self._numbers)
                 self._numbers[sql] = number
-                payload += _COUNT.pack(number)
+                payload.append(_COUNT.pack(number))
                 _put_bytes(payload, sql.encode())
             else:
-                payload += _COUNT.pack(number)
-            payload += _COUNT.pack(len(values) if is_many else _ALONE)
+                payload.append(_COUNT.pack(number))
+            payload.append(_COUNT.pack(len(values) if is_many else _ALONE))
             for row in values if is_many else (values,):
-                payload += _COUNT.pack(len(row))
-                for value in storable(row):
-                    _put(payload, value)
-        return _frame(bytes(payload))
+                _put_row(payload, row)
+        return _frame(b"".join(payload))
 
 
 def _frame(payload: bytes) -> bytes:
     return _HEAD.pack(MAGIC, len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
-def _put(payload: bytearray, value: object) -> None:
+def _put_row(payload: list[bytes], row: Sequence[object]) -> None:
+    """Dozens of values are put for each small file: the usual kinds are told by their type."""
+    payload.append(_COUNT.pack(len(row)))
+    for value in row:
+        kind = type(value)
+        if kind is int:
+            try:
+                payload.append(_KIND_AND_INTEGER.pack(b"i", value))
+            except struct.error:  # of more than 64 bits
+                _put(payload, *storable([value]))
+        elif kind is str:
+            data = value.encode()  # type: ignore[attr-defined]
+            payload.append(_KIND_AND_COUNT.pack(b"s", len(data)))
+            payload.append(data)
+        else:
+            _put(payload, *storable([value]))
+
+
+def _put(payload: list[bytes], value: object) -> None:
     if value is None:
-        payload += b"n"
+        payload.append(b"n")
     elif isinstance(value, int):
-        payload += b"i" + _INTEGER.pack(value)
+        payload.append(b"i" + _INTEGER.pack(value))
     elif isinstance(value, float):
-        payload += b"r" + _REAL.pack(value)
+        payload.append(b"r" + _REAL.pack(value))
     elif isinstance(value, str):
-        payload += b"s"
+        payload.append(b"s")
         # names of files that are no text are bytes in the state
         _put_bytes(payload, value.encode())
     elif isinstance(value, (bytes, bytearray, memoryview)):
-        payload += b"b"
+        payload.append(b"b")
         _put_bytes(payload, bytes(value))
     else:
         msg = f"a {type(value).__name__} in the state"
         raise TypeError(msg)
 
 
-def _put_bytes(payload: bytearray, data: bytes) -> None:
-    payload += _COUNT.pack(len(data))
-    payload += data
+def _put_bytes(payload: list[bytes], data: bytes) -> None:
+    payload.append(_COUNT.pack(len(data)))
+    payload.append(data)
 
 
 # -- reading
