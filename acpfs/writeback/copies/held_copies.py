@@ -9,8 +9,9 @@ Everything that comes is somebody else's word: names have a form, files a place 
 whoever has shown the key of that node, and all together a budget. Nothing that is held is read,
 carried out or shown here; whoever adopts it does. A session that nobody speaks of any more goes
 when the mark of its origin names another one (`judge`). Thread-safe. Its books are under the file
-system's lock. What goes is renamed, and deleted later in a thread of its own (`delete_gone`, by
-`bell`): a tmpfs needs a while for large files, and all members wait for the exchange's thread.
+system's lock. What is large and goes is renamed, and deleted later in a thread of its own
+(`delete_gone`, by `bell`): a tmpfs needs a while for it, and all members wait for the exchange's
+thread.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ FILES_MAX = 200_000
 NAMES_MAX = 400
 """In one answer."""
 PAGE_BYTES = 4096
+SMALL_BYTES = 64 << 10
+"""A file up to here is deleted in the time that it takes to rename it."""
 ABOUT = "about.json"
 _GONE = ".gone-"
 LEFT_S = 60.0
@@ -272,13 +275,26 @@ class HeldCopies:
     def _remove(self, session: CopySession, names: object) -> Message:
         if not isinstance(names, list) or len(names) > NAMES_MAX:
             raise RefusedWordError("that are no names")
-        for name in map(_name, names):
-            size = session.files.pop(name, 0)
-            gone = self._gone()
-            with contextlib.suppress(FileNotFoundError):
-                (session.files_at(self._volume) / name).rename(gone)
-            self._goes(gone, size)
+        directory = os.fspath(session.files_at(self._volume))
+        freed = 0
+        try:
+            for name in map(_name, names):
+                freed += self._remove_one(session, name, f"{directory}/{name}")
+        finally:
+            self._tier.let_held_go(freed)
         return {"ok": True}
+
+    def _remove_one(self, session: CopySession, name: str, path: str) -> int:
+        """How much of the budget is free at once. Names come by the hundred."""
+        size = session.files.pop(name, 0)
+        with contextlib.suppress(FileNotFoundError):
+            if size > SMALL_BYTES:
+                gone = self._gone()
+                os.rename(path, gone)
+                self._goes(gone, size)
+                return 0
+            os.unlink(path)
+        return size
 
     def _gone(self) -> Path:
         """A name that nothing has, for what is to be deleted."""
