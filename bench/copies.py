@@ -19,14 +19,17 @@ import contextlib
 import os
 import socket
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from acpfs.exchange.sealed_stream import can_seal
 from bench import places
 from bench.record import GIB, MB, MIB, Report, lower_quartile
 from tests.rig.mounts import AcpfsMount
@@ -45,10 +48,13 @@ WARM = 3
 CPUCLOCK_SCHED = 2
 """Of linux/posix-timers.h: with a pid, the clock of what its process has used."""
 ALONE = "without copies"
+ENCRYPTED = "copied, encrypted"
 WAYS: dict[str, dict[str, object]] = {
-    "copied, encrypted": {"copies": 1},
+    ENCRYPTED: {"copies": 1},
     "copied, plain": {"copies": 1, "no_peer_encryption": True},
 }
+WITHOUT_PACKAGE = "copied, without cryptography"
+"""In TLS, where the others go in sealed pieces; with no bar, as it is the way for want of that."""
 
 
 @dataclass
@@ -66,8 +72,21 @@ class Pair:
     drains_s: list[float] = field(default_factory=list)
 
 
+def without_package(directory: Path) -> str:
+    """An interpreter that has all that this one has, but for the package cryptography."""
+    venv.create(directory, symlinks=True)
+    bases = {"base": str(directory), "platbase": str(directory)}
+    packages = Path(sysconfig.get_path("purelib", vars=bases))
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith("cryptography"):
+            (packages / path.name).symlink_to(path)
+    return str(directory / "bin" / "python")
+
+
 @contextlib.contextmanager
-def pair(base: Path, ram_bytes: int, options: dict[str, object]) -> Iterator[Pair]:
+def pair(
+    base: Path, ram_bytes: int, options: dict[str, object], python: str = sys.executable
+) -> Iterator[Pair]:
     """Mounted, and the holder known."""
     (backing := base / "backing").mkdir(parents=True)
     has_holder = bool(options.get("copies"))
@@ -83,7 +102,9 @@ def pair(base: Path, ram_bytes: int, options: dict[str, object]) -> Iterator[Pai
                 **({"exchange": "127.0.0.1"} if has_holder else {}),
                 **options,
             }
-            mount = AcpfsMount(backing, base / name, "native", watchdog_s=3600, **settings)
+            mount = AcpfsMount(
+                backing, base / name, "native", watchdog_s=3600, python=python, **settings
+            )
             made.append(stack.enter_context(mount))
         if has_holder:
             made[0].wait_status(lambda status: status["copies"]["state"] == "on")
@@ -229,6 +250,10 @@ def main() -> int:
             name: stack.enter_context(pair(directory / f"way{number}", 5 * size, settings))
             for number, (name, settings) in enumerate({ALONE: {}, **WAYS}.items())
         }
+        if can_seal():
+            python = without_package(directory / "python")
+            less = pair(directory / "less", 5 * size, WAYS[ENCRYPTED], python)
+            pairs[WITHOUT_PACKAGE] = stack.enter_context(less)
         warmth = stack.enter_context(places.tmpfs(directory / "warmth", "always")) / "warmth"
         data = os.urandom(size)
         for number in range(given.rounds + 1):
@@ -270,7 +295,8 @@ def judge(report: Report, pairs: dict[str, Pair], bare: list[float], size: int, 
     report.samples["bare_s"] = bare
     report.row("bare sendfile loop", "", both(bare, lambda s: f"{size / s / MB:.0f}"), "", "", "")
     alone = pairs[ALONE]
-    for name, one in list(pairs.items())[1:]:
+    for name in WAYS:
+        one = pairs[name]
         is_plain = name.endswith("plain")
         stall = lower_quartile(one.stalls_s) / lower_quartile(alone.stalls_s)
         report.bar(
@@ -296,8 +322,17 @@ def judge(report: Report, pairs: dict[str, Pair], bare: list[float], size: int, 
             f"{drained:.2f}",
             met=drained <= DRAIN_MAX,
         )
-        ways = sorted(set(one.saves.status()["exchange"]["ways"].values()))
+    for name in list(pairs)[1:]:
+        ways = sorted(set(pairs[name].saves.status()["exchange"]["ways"].values()))
         report.notes.append(f"{name}: what goes between the members is {', '.join(ways)} (S546)")
+    if WITHOUT_PACKAGE in pairs:
+        more_s = lower_quartile(pairs[WITHOUT_PACKAGE].cpu_s) - lower_quartile(
+            pairs[ENCRYPTED].cpu_s
+        )
+        report.notes.append(
+            f"without the package cryptography a copy takes {more_s * GIB / size:.2f} s of "
+            "processors more per GiB, by quartiles"
+        )
     report.notes.append(
         "a copy is timed from the close until `wait --copied` returns, with what the journal takes"
     )
