@@ -449,15 +449,8 @@ class StateDatabase:
         return JoiningStep(self)
 
     def join(self) -> None:
-        """End such a step.
-
-        Where somebody follows it is recorded at once: people are told of what lies elsewhere by how
-        far that is, and by what memory has.
-        """
-        if self._follower is None:
-            self._joined = len(self._statements)
-        else:
-            self.commit()
+        """End such a step."""
+        self._joined = len(self._statements)
 
     def end_step(self, error: BaseException | None) -> None:
         """It is committed, also where it ends by an answer; abandoned where that is a bug."""
@@ -537,6 +530,11 @@ class StateDatabase:
         and those that are late.
         """
         return len(self._statements)
+
+    @property
+    def recorded_changes(self) -> int:
+        """So many of `changes`, the first ones, are recorded."""
+        return self.changes - len(self._statements)
 
     def when_recorded(self) -> Future[None]:
         """Done, under the lock, when all that was changed until now is recorded; whoever asked may

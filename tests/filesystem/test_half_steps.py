@@ -203,15 +203,20 @@ def test_whoever_must_have_it_recorded_has_what_joined_recorded_too(tmp_path: Pa
     state.close()
 
 
-def test_nothing_joins_the_next_step_where_a_journal_follows(tmp_path: Path) -> None:
-    """People are told of what is copied by how far it is."""
+def test_who_follows_learns_of_what_joined_with_the_next_step(tmp_path: Path) -> None:
+    """Until then it is not recorded, for whoever tells people what is copied."""
     state = StateDatabase(tmp_path / "state", REAL)
     state.create("CREATE TABLE t (a INTEGER)")
     told: list[int] = []
     state.follow(lambda statements: told.append(len(statements))).close()
-    with state.joining_step():
+    with state.step():
         state.change("INSERT INTO t VALUES (1)")
-    assert told == [1]
+    with state.joining_step():
+        state.change("INSERT INTO t VALUES (2)")
+    assert (told, state.changes, state.recorded_changes) == ([1], 2, 1)
+    with state.step():
+        state.change("INSERT INTO t VALUES (3)")
+    assert (told, state.changes, state.recorded_changes) == ([1, 2], 3, 3)
     state.close()
 
 

@@ -31,6 +31,7 @@ from acpfs.writeback.copies import on_disk
 from acpfs.writeback.copies.journal_marks import read_mark
 from acpfs.writeback.copies.journal_place import Journal
 from acpfs.writeback.copies.on_disk import DiskPlace, log_name
+from acpfs.writeback.log.ops import VersionState
 from acpfs.writeback.sources.mirror import JournalStage, Mirror
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
@@ -705,6 +706,31 @@ def test_a_file_that_had_no_room_in_ram_is_not_mirrored_before_it_is_staged(
     lose_ram(tmp_path)
     run(tmp_path, after, **settings)
     run(tmp_path, staged, **settings)
+
+
+def test_a_file_is_not_mirrored_before_it_is_recorded_that_it_is_staged(tmp_path: Path) -> None:
+    """It needs no copy then; that is recorded with whatever comes next."""
+
+    async def script(made: World) -> None:
+        made.engine.hold(True)
+        ino = await made.write(b"f", b"1" * SMALL)
+        op = made.log.last_of(ino)
+        assert op is not None
+        assert op.version is not None
+        with made.fs.lock:
+            with made.state.joining_step():
+                op.version.state = VersionState.STAGED
+                made.log.save_version(op.version)
+            spilling(made).look()
+            behind = spilling(made).unmirrored()
+            assert (behind.files, behind.until) == (1, op.seq - 1)
+            made.state.commit()
+            behind = spilling(made).unmirrored()
+            assert (behind.files, behind.until) == (0, made.log.last_seq)
+            spilling(made).look()
+            assert not spilling(made)._queue
+
+    run(tmp_path, script, spill_budget=1)
 
 
 def test_a_file_whose_staging_file_is_lost_is_mirrored_after_all(tmp_path: Path) -> None:

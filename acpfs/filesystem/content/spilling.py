@@ -313,7 +313,13 @@ class Spilling:
 
     def _lacks_copy(self, vid: VersionId) -> bool:
         version = self._live.get(vid)
-        return version is not None and version.state not in _STAGED and vid not in self.spill.copies
+        if version is None or vid in self.spill.copies:
+            return False
+        return not self._is_staged(version)
+
+    def _is_staged(self, version: Version) -> bool:
+        """Whether its staging file stands for a copy: who only has what is recorded knows it."""
+        return version.is_staged and version.changed <= self._state.recorded_changes
 
     @property
     def copies_to_members(self) -> bool:
@@ -383,8 +389,11 @@ class Spilling:
         while self._queue and len(self.spill.making) < COPY_THREADS:
             vid = self._queue.pop()
             version = self._live.get(vid)
-            if version is None or vid in self.spill.copies or version.state in _STAGED:
+            if version is None or vid in self.spill.copies or self._is_staged(version):
                 continue  # a staging file survives as well
+            if version.is_staged:  # which will be recorded soon: it is not mirrored before
+                put_back.append(vid)
+                continue
             op = self._op(version)
             if not self.spill.takes(version.size):
                 put_back.append(vid)
@@ -468,7 +477,7 @@ class Spilling:
             else set()
         )
         versions = [self._live[vid] for vid in waiting if self._lacks_copy(vid)]
-        versions += [one for one in self._beyond_ram.values() if not one.is_staged]
+        versions += [one for one in self._beyond_ram.values() if not self._is_staged(one)]
         mirror = self.spill.mirror
         if mirror is not None and (until := mirror.counts_until) is not None:
             known = {version.vid for version in versions}
@@ -478,7 +487,7 @@ class Spilling:
                 version
                 for version in self._live.values()
                 if version.vid not in known
-                and version.state not in _STAGED
+                and not self._is_staged(version)
                 and ((op := self._op(version)) is None or op.seq > until)
             ]
         if not versions:

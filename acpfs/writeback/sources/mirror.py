@@ -556,7 +556,8 @@ class Mirror:
                 state = "off"
             elif self._mark.token == self._token:
                 state = "on" if self._has_copies() else "away"
-            pending = self._logged - self._synced
+            # what has joined a step that is still to come
+            pending = self._logged - self._synced + bool(self._state.unrecorded)
             return MirrorStatistics(state, self._why, pending, self._place.counts_at)
 
     def close(self, *, nothing_left: bool) -> None:
