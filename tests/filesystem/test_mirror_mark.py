@@ -137,14 +137,65 @@ def test_of_a_run_none_is_forgotten_when_the_journal_is_waited_for(
         return is_known
 
     monkeypatch.setattr(made.mirror, "_sync", synced_one)
+    # as if it had nothing that it is not waited for
+    monkeypatch.setattr(made.mirror._pending, "appended", lambda: None)
     run = [stored(made, 1), stored(made, 2)]
     made.mirror.before(run)
     assert len(syncs) == 1
     with made.lock:
         over = made.log.append(OpKind.STORE, Ino(9), parent=ROOT, name=run[0].name)
-    made.mirror._known_changes = made.mirror._changes
+    made.mirror._known_changes = made.mirror._pending.changes
     made.mirror.before([over])
     assert len(syncs) == 2
+
+
+@pytest.mark.clause("S225")
+def test_what_the_journal_has_by_itself_it_is_not_waited_for(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = marked(made)
+    made.mirror.before([stored(made, 9)])  # what comes first is waited for
+    monkeypatch.setattr(made.mirror, "_sync", lambda _token: pytest.fail("it was waited for"))
+    ops = [stored(made, 1), stored(made, 2)]
+    wait_until(lambda: not made.mirror.statistics().pending_transactions)
+    made.mirror.before(ops)
+    known = stored(made, 3)
+    changed = stored(made, 4)
+    wait_until(lambda: not made.mirror.statistics().pending_transactions)
+    with made.lock:
+        made.log.save(changed)  # that is not recorded, so the journal has not got it
+        assert made.mirror.statistics().pending_transactions == 1
+        assert made.mirror._is_behind(token, [changed])
+        assert not made.mirror._is_behind(token, [known])
+        made.state.commit()
+    wait_until(lambda: not made.mirror.statistics().pending_transactions)
+    assert made.mirror._is_behind("another", [changed])
+
+
+@pytest.mark.clause("S225")
+def test_a_journal_that_fails_has_what_it_was_given_and_no_more(made: Made) -> None:
+    """Found by reading: what is pending is forgotten while it is appended to."""
+    token = marked(made)
+    mirror = made.mirror
+    mirror.before([stored(made, 9)])
+    append = mirror._apply
+    began = threading.Event()
+    go_on = threading.Event()
+
+    def appends(journal: Journal, batch: list[list[Statement]]) -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+        append(journal, batch)
+
+    mirror._apply = appends  # type: ignore[method-assign]
+    first = stored(made, 1)
+    assert began.wait(WAIT_S)
+    second = stored(made, 2)
+    with mirror._changed:
+        mirror._fail_locked(token, "the test says so")
+    go_on.set()
+    wait_until(lambda: not mirror._is_behind(token, [first]))
+    assert mirror._is_behind(token, [second])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

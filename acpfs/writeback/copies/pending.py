@@ -28,25 +28,44 @@ class PendingTransactions:
         self._until = 0.0
         self._batch: list[list[Statement]] = []
         self._statements = 0
+        self.changes = 0
+        """Of the state, up to the last transaction."""
+        self._taken_changes = 0
+        self.known_changes = 0
+        """The same, as far as the journal has them."""
 
     def __len__(self) -> int:
         return len(self._batch)
 
-    def add(self, statements: list[Statement]) -> None:
-        """Behind those that are pending."""
+    def begin(self, changes: int) -> None:
+        """A journal begins, with so many changes of the state."""
+        self.forget()
+        self.changes = changes
+        self._taken_changes = changes
+        self.known_changes = changes
+
+    def add(self, statements: list[Statement], changes: int) -> None:
+        """Behind those that are pending. `changes`: of the state, with these."""
+        self.changes = changes
         self._batch.append(statements)
         self._statements += len(statements)
 
     def take(self) -> list[list[Statement]]:
-        """All of them, which are to be appended now, or to be forgotten."""
+        """All of them, which are to be appended now."""
         batch = self._batch
+        self.forget()
+        self._taken_changes = self.changes
+        return batch
+
+    def forget(self) -> None:
+        """The journal does not get them; what was taken may be on its way."""
         self._batch = []
         self._statements = 0
-        return batch
 
     def appended(self) -> None:
         """The journal has what was taken."""
         self._until = self._now() + self._gather_s
+        self.known_changes = self._taken_changes
 
     def gathers_s(self, *, is_lazy: bool) -> float | None:
         """So long they may yet wait when nobody asks for them; None: until somebody does."""

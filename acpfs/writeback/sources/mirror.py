@@ -19,6 +19,7 @@ import contextlib
 import enum
 import errno
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -174,13 +175,14 @@ class Mirror:
         """Transactions that were made."""
         self._synced = 0
         """Of these the journal has so many."""
-        self._changes = 0
-        """Of the state, up to the last transaction."""
         self._known_changes = 0
-        """The same, as far as the journal knew when it was waited for."""
+        """Of the state, as far as the journal that counted had them when an operation was last to
+        be carried out.
+        """
         self._is_long = False
         self._is_closing = False
-        self._after: list[tuple[int, Callable[[], None]]] = []
+        self._after: deque[tuple[int, Callable[[], None]]] = deque()
+        """By number: there may be thousands."""
         self._current: list[tuple[int, str, Callable[[], None]]] = []
         self._unknown = UnknownOps(patience.repeatable)
 
@@ -199,10 +201,10 @@ class Mirror:
             self._why = ""
             self._changed.notify_all()
             self._is_long = False
-            self._pending.take()
+            # once it has its beginning; it is not marked sooner
+            self._pending.begin(self._state.recorded_changes)
             self._synced = self._logged
             self._wanted = self._logged
-            self._changes = self._state.changes
         self._runtime.threads.start("mirror", self._run, token, snapshot)
 
     def look(self) -> None:
@@ -257,8 +259,7 @@ class Mirror:
             if self._stage is JournalStage.OFF:
                 return
             self._logged += 1
-            self._changes = self._state.changes
-            self._pending.add(statements)
+            self._pending.add(statements, self._state.changes)
             if self._pending.are_too_many:
                 self._fail_locked(self._token, f"the {self._patience.what} is too slow")
             # a journal that gathers knows of the first one, and need not wake for each
@@ -339,7 +340,7 @@ class Mirror:
             self._needed_until = self._operations.last_seq
             self._is_needed = True
         self._outage.failed(waited_s)
-        self._pending.take()
+        self._pending.forget()
         log.warning(self._patience.complaint, error=why)
         self._changed.notify_all()
 
@@ -352,6 +353,8 @@ class Mirror:
     def _later(self, action: Callable[[], None]) -> None:
         with self._changed:
             self._after.append((self._logged, action))
+            if self._logged > self._synced and self._mark.may_name_one:
+                return  # whoever changes that looks
         self._run_after()
 
     @property
@@ -371,6 +374,8 @@ class Mirror:
 
     def _run_current(self) -> None:
         with self._changed:
+            if not self._current:
+                return
             waiting = [one for one in self._current if self._is_written(one[1])]
             # beside a journal elsewhere are copies of before
             counts = self._mark.token == self._token and self._has_copies()
@@ -385,14 +390,9 @@ class Mirror:
             may_count = self._mark.may_name_one
             if may_count and (self._stage is JournalStage.OFF or self._mark.token != self._token):
                 return  # an older journal, or the one that failed, may count still
-            done = [
-                action for number, action in self._after if number <= self._synced or not may_count
-            ]
-            self._after = [
-                (number, action)
-                for number, action in self._after
-                if number > self._synced and may_count
-            ]
+            done: list[Callable[[], None]] = []
+            while self._after and (not may_count or self._after[0][0] <= self._synced):
+                done.append(self._after.popleft()[1])
         for action in done:
             action()
 
@@ -427,7 +427,7 @@ class Mirror:
             else:
                 self._does_without(ops)
                 return
-        elif any(map(self._must_know, ops)) and not self._sync(token):
+        elif self._is_behind(token, ops) and not self._sync(token):
             self._does_without(ops)
             return
         # all of them behind that: to sync for a later one would forget those before it, which are
@@ -454,6 +454,16 @@ class Mirror:
             self._outage.goes_elsewhere()
             return True
 
+    def _is_behind(self, token: str, ops: Sequence[Op]) -> bool:
+        """Whether the journal of that token has to be waited for.
+
+        What it was given meanwhile by itself it has, too.
+        """
+        with self._changed:
+            if token == self._token:
+                self._known_changes = max(self._known_changes, self._pending.known_changes)
+        return any(map(self._must_know, ops))
+
     def _must_know(self, op: Op) -> bool:
         """Whether carrying out again what the journal does not know to be done would spoil
         something, once this one is carried out.
@@ -467,7 +477,7 @@ class Mirror:
     def _sync(self, token: str) -> bool:
         with self._changed:
             wanted = self._logged
-            changes = self._changes
+            changes = self._pending.changes
         if not self._wait(token, lambda: self._synced >= wanted):
             return False
         self._known_changes = changes
