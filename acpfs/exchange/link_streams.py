@@ -11,16 +11,21 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 
+from acpfs.exchange.piece_buffers import PieceBuffers
 from acpfs.links.frames import LENGTH_BYTES, framed, length_of
 
 FRAME_BYTES_MAX = 1 << 16
 SEND_BYTES = 1 << 18
 """Read from a file at a time where it cannot be sent by the kernel alone."""
+PART_BYTES = 1 << 18
+"""Received at a time, of what is written to a file at once: it is in a processor's cache then."""
 PLAIN = "plain"
 TLS = "tls"
 SEALED = "sealed"
 WAYS = (PLAIN, TLS, SEALED)
+_parts = PieceBuffers(PART_BYTES)
 
 
 class LinkFailedError(OSError):
@@ -54,6 +59,16 @@ class LinkStream:
     def receive_into(self, view: memoryview, until: float) -> None:
         """Exactly so many bytes of a file."""
         self._fill(view, until)
+
+    def receive_parts(self, size: int, until: float) -> Iterator[memoryview]:
+        """Exactly so many bytes of a file, one part after the other; each is good until the next
+        one.
+        """
+        with _parts.lent() as memory, memoryview(memory) as buffer:
+            for at in range(0, size, PART_BYTES):
+                part = buffer[: min(PART_BYTES, size - at)]
+                self._fill(part, until)
+                yield part
 
     def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool) -> None:
         """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile."""

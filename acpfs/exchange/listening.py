@@ -9,10 +9,12 @@ bounded time and a bounded number of connections.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -29,7 +31,6 @@ from acpfs.exchange.exchange_records import (
 )
 from acpfs.exchange.link_streams import LinkFailedError
 from acpfs.exchange.member_links import MemberLink, OtherVersionError, OwnName
-from acpfs.exchange.piece_buffers import PieceBuffers
 from acpfs.exchange.sealed_stream import SpoiltLinkError
 from acpfs.runtime.threads import Threads
 
@@ -82,7 +83,6 @@ class Listening:
         """Connection → when it has to have shown its key."""
         self._members = 0
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
-        self._buffers = PieceBuffers(PUT_BYTES_MAX)
 
     def begin(self, listeners: list[socket.socket]) -> None:
         """Take connections, each listener in a thread."""
@@ -197,33 +197,34 @@ class Listening:
         if not isinstance(said, dict):
             raise ValueError("nothing that is to be held")  # noqa: TRY004 - of content
         size = whole_number(said, "size", 1, PUT_BYTES_MAX)
-        with self._buffers.lent() as buffer, memoryview(buffer)[:size] as view:
-            self._take_piece(link, node, said, view)
-
-    def _take_piece(
-        self, link: MemberLink, node: str, said: dict[str, object], view: memoryview
-    ) -> None:
-        size = len(view)
         position = whole_number(said, "at", 0, (1 << 62) - size)
         link.limit(HANDSHAKE_S)
-        link.receive_into(view, PIECE_MAX_S)  # asked first, a sender would wait once more for each
-        answer = self._ask({"do": "room", "from": node, "said": said}, HOLD_S)
-        if answer is None:
-            link.send(_refusal("it does not answer itself"))
+        # the bytes are on their way: a sender that was to wait for room would wait once for each
+        number, future = self._worker.ask({"do": "room", "from": node, "said": said})
+        parts = link.receive_parts(size, PIECE_MAX_S)
+        try:
+            first = next(parts)
+        except BaseException:
+            self._return(self._worker.forget(number, future))
+            raise
+        answer = self._worker.wait(number, future, HOLD_S)
+        if answer is None or not answer.fds:
+            for _part in parts:  # nobody has room for it, and the next word comes behind it
+                pass
+            link.send(_refusal("it does not answer itself") if answer is None else _told(answer))
             return
         try:
-            if answer.fds:
-                _write_all(answer.fds[0], view, position)
+            why = _write_parts(answer.fds[0], position, itertools.chain([first], parts))
         finally:
             answer.close()
-        if answer.fds:
-            # the log may have been claimed since there was room: who adopts it has read what was
-            # there by then, so what came after that is not told to be held
-            wrote = {"what": "wrote", "session": said.get("session")}
-            counts = self._ask({"do": "hold", "from": node, "said": wrote}, HOLD_S)
-            link.send(_refusal("it does not answer itself") if counts is None else _told(counts))
-        else:
-            link.send(_told(answer))
+        if why:
+            link.send(_refusal(why))
+            return
+        # the log may have been claimed since there was room: who adopts it has read what was
+        # there by then, so what came after that is not told to be held
+        wrote = {"what": "wrote", "session": said.get("session")}
+        counts = self._ask({"do": "hold", "from": node, "said": wrote}, HOLD_S)
+        link.send(_refusal("it does not answer itself") if counts is None else _told(counts))
 
     # -- giving
 
@@ -302,11 +303,18 @@ def _refusal(why: str) -> Message:
     return {"refused": why}
 
 
-def _write_all(fd: int, view: memoryview, position: int) -> None:
-    while view:
-        done = os.pwrite(fd, view, position)
-        view = view[done:]
+def _write_parts(fd: int, position: int, parts: Iterable[memoryview]) -> str:
+    """One behind the other; why they could not be written, or "". All are received."""
+    why = ""
+    for part in parts:
+        done = 0
+        try:
+            while not why and done < len(part):
+                done += os.pwrite(fd, part[done:], position + done)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
         position += done
+    return why
 
 
 def _available(answer: Answer) -> Message:

@@ -16,7 +16,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,6 +210,16 @@ class MemberLink:
         """
         with _failing():
             self._stream.receive_into(view, time.monotonic() + within_s)
+
+    def receive_parts(self, size: int, within_s: float) -> Iterator[memoryview]:
+        """Exactly so many bytes of a file, one part after the other, all of them within that time;
+        each is good until the next one. What came before it fails did come as it was sent.
+
+        Raises:
+            LinkFailedError: they do not come, or not as they were sent.
+        """
+        with _failing():
+            yield from self._stream.receive_parts(size, time.monotonic() + within_s)
 
     def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool = False) -> None:
         """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile; who

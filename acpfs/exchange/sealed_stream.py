@@ -44,6 +44,7 @@ KEY_BYTES_MAX = 1 << 37
 MESSAGE = b"message"
 _PLACE = struct.Struct(">16s16sQQ")
 _memory = PieceBuffers(PIECE_BYTES + TAG_BYTES)
+_opened = PieceBuffers(PIECE_BYTES)
 
 
 def can_seal() -> bool:
@@ -141,13 +142,16 @@ class SealedStream(LinkStream):
 
     def receive_into(self, view: memoryview, until: float) -> None:
         """Exactly so many bytes of a file."""
-        size = len(view)
-        with _memory.lent() as memory, memoryview(memory) as buffer:
+        for at in range(0, len(view), PIECE_BYTES):
+            self._receive_piece(view[at : at + PIECE_BYTES], at, len(view), until)
+
+    def receive_parts(self, size: int, until: float) -> Iterator[memoryview]:
+        """See `LinkStream`; a part has been opened."""
+        with _opened.lent() as memory, memoryview(memory) as buffer:
             for at in range(0, size, PIECE_BYTES):
-                data = view[at : at + PIECE_BYTES]
-                sealed = buffer[: len(data) + TAG_BYTES]
-                self._fill(sealed, until)
-                self._open(sealed, _place(self._in, self._out, at, size), data)
+                part = buffer[: min(PIECE_BYTES, size - at)]
+                self._receive_piece(part, at, size, until)
+                yield part
 
     def send_file(self, fd: int, offset: int, size: int, *, is_steady: bool) -> None:
         """Bytes of a file, as they are now. `is_steady`: nobody makes it shorter meanwhile."""
@@ -172,6 +176,13 @@ class SealedStream(LinkStream):
                 sealed = buffer[: count + TAG_BYTES]
                 self._out.seal(piece(at, count), _place(self._out, self._in, at, size), sealed)
                 self._send_all(sealed)
+
+    def _receive_piece(self, data: memoryview, at: int, size: int, until: float) -> None:
+        """The one for there, of a file's range of that size."""
+        with _memory.lent() as memory, memoryview(memory) as buffer:
+            sealed = buffer[: len(data) + TAG_BYTES]
+            self._fill(sealed, until)
+            self._open(sealed, _place(self._in, self._out, at, size), data)
 
     def _open(self, sealed: memoryview | bytes, place: bytes, data: memoryview | bytearray) -> None:
         try:

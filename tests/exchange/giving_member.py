@@ -61,6 +61,10 @@ class GivingMember:
         self.gives = True
         self.is_claimed = False
         """When bytes are there that it is to hold."""
+        self.has_room = True
+        """For them."""
+        self.is_writable = True
+        """What they are written to."""
         self.holds: threading.Event | None = None
         """Loans wait for it."""
         self.ended: list[int] = []
@@ -102,8 +106,10 @@ class GivingMember:
                 threading.Thread(target=self._lend, args=(message, reply), daemon=True).start()
             case "same":
                 reply({"same": self.is_same})
+            case "room" if not self.has_room:
+                reply({"refused": "full"})
             case "room":
-                fd = os.open(self.path, os.O_WRONLY)
+                fd = os.open(self.path, os.O_WRONLY if self.is_writable else os.O_RDONLY)
                 reply({"ok": True}, [fd])
                 os.close(fd)
             case "hold":
