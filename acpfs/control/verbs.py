@@ -7,10 +7,12 @@ client goes away.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -33,7 +35,8 @@ LAST_STEP_S = 5.0
 """Each of the steps after the drain, which a mount that is no longer there cannot be spared: so
 long whatever the deadline is.
 """
-COPIED_LOOK_S = 0.02
+PERSISTED_LOOK_S = 0.02
+"""From one look at whether all is persisted to the next; that all is copied is heard at once."""
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
 UNSEEN_AGAIN_S = 1.0
@@ -160,6 +163,7 @@ async def _until_copied(
     until = await covering(subject, paths, deadline)
     begin = subject.remaining(until, paths)
     copied = subject.copied(until)
+    told = _when_done(copied)
     state = ""
     try:
         with trio.move_on_at(deadline):
@@ -170,13 +174,27 @@ async def _until_copied(
                     state = _safe_as(subject, until, paths, is_copied=copied.done())
                     if state:
                         break
-                    await trio.sleep(COPIED_LOOK_S)
+                    with trio.move_on_after(PERSISTED_LOOK_S):
+                        await told.wait()
                 nursery.cancel_scope.cancel()
     finally:
         copied.cancel()
     if state:
         return {**_counted(begin), "state": state}
     raise left_over(subject, until, ExitCode.TIMEOUT, "neither copied nor persisted in time")
+
+
+def _when_done(future: Future[None]) -> trio.Event:
+    """Set in trio's thread, at once or some time later; not where trio has ended."""
+    event = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(_done: Future[None]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(event.set)
+
+    future.add_done_callback(tell)
+    return event
 
 
 def _safe_as(subject: Subject, until: int, paths: list[bytes], *, is_copied: bool) -> str:
