@@ -43,6 +43,8 @@ DRAIN_MAX = 1.2
 SMALL_BYTES = 1000
 WAIT_S = 240.0
 PIECE_BYTES = MIB
+SAVES = 3
+"""In one round: a save takes some milliseconds, which vary by more than what is looked for."""
 WARM = 3
 """So many times a file's size is warmed: the saver's, the holder's, and what carries it."""
 CPUCLOCK_SCHED = 2
@@ -266,7 +268,7 @@ def main() -> int:
             pairs[WITHOUT_PACKAGE] = stack.enter_context(less)
         warmth = stack.enter_context(places.tmpfs(directory / "warmth", "always")) / "warmth"
         data = os.urandom(size)
-        for number in range(given.rounds + 1):
+        for number in range(SAVES * given.rounds + 1):
             for one in in_turns(list(pairs.values()), number):
                 save(one, f"file-{number}", data, warmth)
             places.warm(warmth, WARM * size)
