@@ -150,6 +150,7 @@ class PagesAhead:
         try:
             fallocate(self._contents.opened(body), FALLOC_KEEP_SIZE, start, size)
             self._taken[body.tier].end = start + size
+            body.ahead_to = start + size
         except OSError:
             return False
         finally:
@@ -212,6 +213,7 @@ class PagesAhead:
             if node.body is body and body.is_whole_in_ram:
                 taken = self._taken.setdefault(body.tier, _Taken(end, end))
                 taken.end = max(taken.end, end)
+                body.ahead_to = 0 if body.reserved else max(body.ahead_to, end)
                 if not node.kernel_writers:
                     self.cut(node)
 

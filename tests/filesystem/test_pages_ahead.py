@@ -20,6 +20,7 @@ import pytest
 import trio
 
 from acpfs.filesystem import pages_ahead
+from acpfs.filesystem.content import contents
 from acpfs.filesystem.records import AttributeChange, Attributes, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.ram.control_groups import LimitedGroup, own_limits
@@ -111,6 +112,57 @@ def test_a_file_has_its_pages_before_it_is_written_and_nobody_sees_them(base: Pa
         await closed(w, opened)
         assert taken(w) == FILE
         assert (w.backing / "model-1.pt").read_bytes() == b"x" * FILE
+
+    run(base, scenario)
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+@pytest.mark.parametrize("mode", [0, KEEP_SIZE])
+def test_what_was_taken_is_not_allocated_again_for_its_user(
+    base: Path, monkeypatch: pytest.MonkeyPatch, mode: int, given_back: bool
+) -> None:
+    """The kernel would fill it with zeros: numpy.save allocates what it is about to write."""
+
+    async def scenario(w: World) -> None:
+        await expect(w)
+        opened, made = await opened_new(w)
+        write(opened, PIECE)
+        if given_back:
+            punch_hole(opened.backing_fd, 4 * MIB, 2 * MIB)
+        asked: list[tuple[int, int]] = []
+
+        def noted(fd: int, mode: int, offset: int, length: int) -> None:
+            asked.append((offset, length))
+            fallocate(fd, mode, offset, length)
+
+        monkeypatch.setattr(contents, "fallocate", noted)
+        await w.do(w.fs.fallocate(opened.handle, mode, 100, FILE))
+        assert asked == ([(100, FILE)] if given_back else [(FILE, 100)])
+        assert taken(w) >= FILE
+        assert (await attributes(w, made.ino)).size == (PIECE if mode else FILE + 100)
+        await w.do(w.fs.fallocate(opened.handle, mode, 0, 3 * MIB))
+        assert asked[1:] == [(0, 3 * MIB)], "what its user has allocated is the kernel's business"
+        await closed(w, opened)
+        assert taken(w) >= FILE, "its user has asked for them"
+        stored = (w.backing / "model-1.pt").read_bytes()
+        assert stored == b"x" * PIECE + bytes(0 if mode else FILE + 100 - PIECE)
+
+    run(base, scenario)
+
+
+@pytest.mark.parametrize("mode", [0, KEEP_SIZE])
+def test_an_allocation_within_what_was_taken_takes_nothing_and_lengthens(
+    base: Path, mode: int
+) -> None:
+    async def scenario(w: World) -> None:
+        await expect(w)
+        opened, made = await opened_new(w)
+        before = taken(w)
+        await w.do(w.fs.fallocate(opened.handle, mode, 0, 3 * MIB))
+        assert taken(w) == before
+        assert (await attributes(w, made.ino)).size == (0 if mode else 3 * MIB)
+        await closed(w, opened)
+        assert (w.backing / "model-1.pt").stat().st_size == (0 if mode else 3 * MIB)
 
     run(base, scenario)
 

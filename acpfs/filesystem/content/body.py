@@ -174,6 +174,10 @@ class Body:
     failed_at: int = 0
     reserved: bool = False
     """Its user has allocated pages of it (fallocate): they stay."""
+    ahead_to: int = 0
+    """So far pages were taken before its writer needed them (`pages_ahead`), from its start on; 0:
+    none, or its user has allocated some since. What is not needed goes without a word here.
+    """
 
     # Where the bytes are is asked some twenty times for each file that is opened, and changes with
     # the verbs alone: these say it (`_placed`).

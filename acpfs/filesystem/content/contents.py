@@ -881,23 +881,17 @@ class Contents:
             if body.is_overflowed:
                 await self._allocate_overflow(node, mode, offset, length)
                 return
-            if takes <= ALLOCATE_PIECE_BYTES:
-                try:
-                    await self.locking(body, fallocate, mode, offset, length)
-                finally:
-                    self._settle(node, body)
+            begin = offset if mode & ~FALLOC_KEEP_SIZE else self._missing(body, offset, length)
+            end = offset + length
+            is_short = takes <= ALLOCATE_PIECE_BYTES
             body.keep_open()
             try:
-                for start in (
-                    range(offset, offset + length, ALLOCATE_PIECE_BYTES)
-                    if takes > ALLOCATE_PIECE_BYTES
-                    else ()
-                ):
+                for start in range(begin, end, end - begin if is_short else ALLOCATE_PIECE_BYTES):
                     if node.body is not body:  # truncated meanwhile: that comes after what is done
                         return
-                    piece = min(ALLOCATE_PIECE_BYTES, offset + length - start)
-                    await self._allocate_piece(node, body, mode, start, piece)
-                    rest = offset + length - start - piece
+                    piece = end - begin if is_short else min(ALLOCATE_PIECE_BYTES, end - start)
+                    await self._allocate_piece(node, body, mode, start, piece, is_short=is_short)
+                    rest = end - start - piece
                     left = max(0, rest - own.own_bytes(node, start + piece, rest, size))
                     self._tier.release(max(0, wanted - left), node.ino)
                     wanted = min(wanted, left)
@@ -909,6 +903,21 @@ class Contents:
             self._tier.release(wanted, node.ino)
         if changes:
             self._modified(node, body)
+
+    def _missing(self, body: Body, offset: int, length: int) -> int:
+        """From where on pages are to be allocated for a range: what was taken ahead is there.
+
+        The kernel fills with zeros what is allocated a second time (shmem_get_folio, of SGP_FALLOC
+        on a folio that is not up to date), which takes as long as a write of all of it.
+        """
+        ahead = body.ahead_to
+        body.ahead_to = 0  # what the user allocates beyond would count as if it lay before
+        if ahead <= offset:
+            return offset
+        st = os.fstat(self._opened_to_look(body))
+        if st.st_size > ahead or st.st_blocks * BLOCK_BYTES < ahead:
+            return offset  # some lie elsewhere, or have been given back
+        return min(ahead, offset + length - 1)  # the last byte all the same: the length is there
 
     async def _allocate_overflow(self, node: Node, mode: int, offset: int, length: int) -> None:
         """fallocate on the staging file, to which the file moves first.
@@ -931,13 +940,13 @@ class Contents:
         self._modified(node, body)
 
     async def _allocate_piece(
-        self, node: Node, body: Body, mode: int, offset: int, length: int
+        self, node: Node, body: Body, mode: int, offset: int, length: int, *, is_short: bool
     ) -> None:
-        """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get
-        anywhere.
+        """In a thread and without the lock, unless it is short: 4 GiB take seconds, during which
+        nobody else would get anywhere.
         """
         try:
-            if self._tier.calls.must_queue(body.tier):
+            if is_short or self._tier.calls.must_queue(body.tier):
                 await self.locking(body, fallocate, mode, offset, length)
                 return
             await outlast(
