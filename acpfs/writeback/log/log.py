@@ -278,8 +278,8 @@ class OperationLog:
         self._last_seq += 1
         op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
         self._index(op, creates)
+        self.on_append(op)  # first, as it says what the row has to say: whether it waits for others
         self._save(op)
-        self.on_append(op)
         return op
 
     def new_version(self, ino: Ino, tier_id: TierId, size: int, staging_name: str = "") -> Version:

@@ -18,6 +18,7 @@ _NUMBERS = {
 }  # what is done in memory alone stands for what was recorded before it
 PARKED = 1
 LET_GO = 2
+DELAYED = 4
 """Bits in the column `parked`."""
 SAVE_OP = "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 LOAD_VERSIONS = (
@@ -38,7 +39,8 @@ def op_row(op: Op, creates: bool) -> tuple[object, ...]:
     """Values for `SAVE_OP`."""
     names = (op.parent, op.name, op.new_parent, op.new_name, op.victim)
     content = (op.meta.to_json(), op.payload, None if op.version is None else op.version.vid)
-    failure = (op.tries, op.last_error, op.next_attempt_at, PARKED * op.parked | LET_GO * op.let_go)
+    bits = PARKED * op.parked | LET_GO * op.let_go | DELAYED * op.delayed
+    failure = (op.tries, op.last_error, op.next_attempt_at, bits)
     done = _NUMBERS[op.stage]
     return (op.seq, op.kind.value, op.ino, *names, *content, op.logged_at, creates, *failure, done)
 
@@ -80,6 +82,7 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
         next_attempt_at,  # type: ignore[arg-type]
         aside=aside_when_parked(last_error) if int(parked) & PARKED else Aside.NONE,  # type: ignore[call-overload]
         let_go=bool(int(parked) & LET_GO),  # type: ignore[call-overload]
+        delayed=bool(int(parked) & DELAYED),  # type: ignore[call-overload]
         stage=_STAGES[int(committed)],  # type: ignore[call-overload]
     )
     return op, bool(creates)

@@ -245,9 +245,9 @@ class Op:
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False
-    """A removal that waited for other members, which may have written under its name meanwhile.
+    """A removal that waits, or waited, for other members, which may write under its name meanwhile.
 
-    Not persisted: see `Gate.begin`.
+    Persisted: whom it waited for may be forgotten when the next worker begins.
     """
     awaits_members: bool = False
     """Other members were asked, and have not all persisted what has to come first: until then the

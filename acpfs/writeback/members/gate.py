@@ -234,7 +234,6 @@ class Gate:
         """
         self._begun = self._order is not ClusterOrder.OFF
         for op in self._log:
-            op.delayed = self._begun and self._removes_others(op)
             self.note(op)
 
     def note(self, op: Op) -> None:
@@ -249,6 +248,8 @@ class Gate:
             self._pointers[op.seq] = op
         if self._counting is not None and not self.yields(op):
             self._counting.add(op)
+        if self._begun and self._removes_others(op):
+            op.delayed = True
         if self._begun and self._concerns(op):
             self._add(op)
         if self._begun and self._order is ClusterOrder.POINTERS and self._is_pointer(op):
@@ -288,7 +289,7 @@ class Gate:
 
     def _removes_others(self, op: Op) -> bool:
         """Whether the operation removes what other members may name, or write again."""
-        return op.kind in REMOVING and op.parent > 0 and self._may_have_peers()
+        return _is_removal(op) and self._may_have_peers()
 
     def _may_have_peers(self) -> bool:
         return self.has_peers is not False or self._log.clock.now() > self.heard_until
@@ -431,7 +432,8 @@ class Gate:
         del self._gated[gated.op.seq]
         self._yielding.discard(gated.op)
         self._others.discard(gated.op)
-        gated.op.delayed = self._removes_others(gated.op)
+        # also where they came, or were forgotten, while it waited
+        gated.op.delayed |= _is_removal(gated.op)
         self._put_back(gated.op)
         self.frees(gated)
         if self._log.is_aside(gated.op):
@@ -715,6 +717,10 @@ def _shortened(told: dict[str, float]) -> dict[str, float]:
     if len(told) <= STANDING_MAX and all(len(name) <= STANDING_CHARACTERS_MAX for name in told):
         return told
     return {ANYTHING: min(told.values())}
+
+
+def _is_removal(op: Op) -> bool:
+    return op.kind in REMOVING and op.parent > 0
 
 
 def is_staged(op: Op) -> bool:
