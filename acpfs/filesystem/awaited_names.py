@@ -28,14 +28,20 @@ class AwaitedNames:
     """Lookups that wait for other members, and what other members' lookups may wait for."""
 
     def __init__(
-        self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog, clock: Clock
+        self,
+        settings: Settings,
+        table: NodeTable,
+        view: LowerView,
+        log: OperationLog,
+        peers: PeerNames,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._table = table
         self._view = view
         self._log = log
         self._now = clock.now
-        self.peers = PeerNames(settings, clock)
+        self.peers = peers
         """Nobody has anything, until somebody tells it."""
 
     async def child(self, parent: Node, name: bytes) -> Ino:

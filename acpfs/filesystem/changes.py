@@ -457,7 +457,7 @@ class Changes:
             elif op.kind in (OpKind.UNLINK, OpKind.RMDIR) and not self._view.on_backing(op.ino):
                 self._table.unbind_lower(node)
             if op.kind is OpKind.MKDIR:
-                self._table.listed(node, node.dir.listing, Inquiry(self._now(), self._serial()))
+                self._is_made(node)
         if op.kind is OpKind.STORE:
             self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
@@ -466,6 +466,17 @@ class Changes:
                 node.size = stat.size  # an earlier acpfs may have known less than was written
             self._contents.stored(node)
         self._catalogue.done(op, persisted=True)
+
+    def _is_made(self, directory: Node) -> None:
+        """Nobody else has put anything into it, where nobody else lives.
+
+        Else another member may have made it, too: what is known is no younger than the last answer.
+        """
+        if not self._view.peers.others:
+            now = Inquiry(self._now(), self._serial())
+            self._table.listed(directory, directory.dir.listing, now)
+        elif directory.dir.listed_at < 0:
+            self._table.listed(directory, {}, Inquiry(0.0, 0))
 
     def dropped(self, op: Op) -> None:
         self._forget_unmade(op)

@@ -84,6 +84,7 @@ from acpfs.ram.control_groups import limits_of_caller
 from acpfs.ram.descriptor_limits import Reserve
 from acpfs.ram.kept import Kept
 from acpfs.ram.shortage import Shortage, available_bytes
+from acpfs.writeback.members.peer_names import PeerNames
 from acpfs.writeback.sources.spill import Spill
 
 
@@ -209,8 +210,10 @@ class FileSystemParts:
 
     def _make_changes(self) -> None:
         """What is known of the backing directory, and what the log is told."""
+        clock = self.upper.runtime.clock
+        peers = PeerNames(self.settings, clock)
         self.lower_view = LowerView(
-            self.settings, self.upper, self.lower, self._pools.requests, self.contents
+            self.settings, self.upper, self.lower, self._pools.requests, self.contents, peers
         )
         self.contents.earlier.follow(self.lower_view.notices.changed)
         self.changes = Changes(
@@ -227,7 +230,8 @@ class FileSystemParts:
             self.table,
             self.lower_view,
             self.upper.log,
-            self.upper.runtime.clock,
+            peers,
+            clock,
         )
         self.expectations = Expectations(self.state)
         self._earlier = EarlierSaves(

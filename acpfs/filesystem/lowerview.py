@@ -44,7 +44,8 @@ from acpfs.filesystem.upper import UpperLayer
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import OpKind
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members.peer_names import PeerNames
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
@@ -74,8 +75,11 @@ class LowerView:
         lower: Lower,
         calls: CallPool,
         contents: Contents,
+        peers: PeerNames,
     ) -> None:
-        """`calls`: threads for requests' calls on the backing directory."""
+        """`calls`: threads for requests' calls on the backing directory; `peers`: tells whether
+        other members live.
+        """
         runtime = upper.runtime
         tree = upper.tree
         log = upper.log
@@ -91,6 +95,7 @@ class LowerView:
         self._log = log
         self._table = table
         self._contents = contents
+        self.peers = peers
         tier = upper.tier
         self._tier = tier
         self._lock = lock
@@ -161,6 +166,7 @@ class LowerView:
             return NO_INO
         asked = False
         began = self._now()
+        await self._meet(parent, began, since=began if anew else 0.0)
         while True:
             child = parent.dir.children.get(name)
             if self.is_settled(parent, name, child, began, since=began if anew else 0.0):
@@ -630,6 +636,7 @@ class LowerView:
         """
         directory = parent.dir
         began = self._now()
+        await self._meet(parent, began)
         while (
             parent.ino in self._tree
             and not self._is_listed(parent, began)
@@ -682,8 +689,67 @@ class LowerView:
         return True
 
     def _is_made_here(self, directory: Node) -> bool:
-        """Whether its making is not persisted yet: then nobody else has put anything there."""
-        return any(op.kind is OpKind.MKDIR for op in self._log.pending_of(directory.ino))
+        """Whether its making is not persisted yet."""
+        return self._making(directory) is not None
+
+    def _making(self, directory: Node) -> Op | None:
+        """What is to make a directory."""
+        ops = self._log.pending_of(directory.ino)
+        return next((op for op in ops if op.kind is OpKind.MKDIR), None)
+
+    async def _meet(self, directory: Node, began: float, since: float = 0.0) -> None:
+        """Find a directory that is made here, and not persisted, where another member has made it,
+        too: it is that one, with what is in it.
+
+        `began`, `since`: as for `is_fresh`.
+        """
+        if directory.ino in self._tree or not self.peers.others:
+            return
+        making = self._making(directory)
+        above = None if making is None else self._table.get(making.parent)
+        if making is None or above is None:
+            return
+        await self._meet(above, began, since)
+        while self._may_be_met(directory, making) and not self._is_listed(directory, began, since):
+            epoch = self._tree.epoch
+            inquiry = self._inquiry()
+            path = self._tree.path_at(*making.touches()[0])
+            assert path is not None
+            met = partial(self._met, directory, making, inquiry)
+            seen = await self.questions.renew(
+                "lookup", self._recognition.look, path, known=True, late=met
+            )
+            if seen is None:
+                return
+            if not self.questions.overtaken(epoch):
+                met(seen)
+            elif not await self.questions.at_rest(known=True):
+                return
+
+    def _may_be_met(self, directory: Node, making: Op) -> bool:
+        """Whether what lies under its name is what the directory will be: not something that is to
+        be removed or moved away from there first, and not where the directory has left by then.
+        """
+        parent, name = making.touches()[0]
+        above = self._table.get(parent)
+        child = above.dir.children.get(name) if above is not None else None
+        return (
+            self._log.get(making.seq) is making
+            and directory.ino not in self._tree
+            and (parent == ROOT or parent in self._tree)
+            and child is not None
+            and (child.ino, child.pins) == (directory.ino, 1)
+            and self._tree.node_at(parent, name) is None
+            and self._tree.path_at(parent, name) is not None
+        )
+
+    def _met(self, directory: Node, making: Op, inquiry: Inquiry, seen: Seen) -> None:
+        if not self._may_be_met(directory, making):
+            return
+        if seen.st is not None and stat.S_ISDIR(seen.st.mode):
+            self._tree.add(directory.ino, *making.touches()[0])
+        else:
+            self._table.listed(directory, {}, inquiry)
 
     def _listed(
         self,
