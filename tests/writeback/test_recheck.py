@@ -307,6 +307,23 @@ def test_what_came_with_a_content_comes_with_the_next_one_where_both_are_lost(
     assert world.lower.inode("d/f").xattrs.get(b"user.a") == value
 
 
+@clause("S6")
+def test_a_lost_content_gets_nothing_of_another_file_that_is_there_again(
+    world: World, run: Run
+) -> None:
+    """Found by simulation: it was stored again, with extended attributes of what it replaces."""
+    world.mkdir("d")
+    world.store("d/f", b"1", xattrs={b"user.a": b"another's"})
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
+    world.store("d/new", b"2")
+    world.rename("d/new", "d/f")
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+    assert b"user.a" not in world.lower.inode("d/f").xattrs
+
+
 @clause("S6", "S452")
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_what_is_made_again_inherits_no_acl_that_came_later(

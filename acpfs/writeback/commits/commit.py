@@ -583,7 +583,8 @@ class Committer:
         first = targets[0]
         if is_linked(version):
             self._placing.check_linked(version, staging)
-        self._complete_attributes(op, staging, first if places else None)
+        replaced = first if places and not self._was_never_there(op) else None
+        self._complete_attributes(op, staging, replaced)
         self._spares.keep(version, first)
         try:
             staging = self._placing.put_version(version, first)
@@ -609,6 +610,13 @@ class Committer:
                 self._tree.add(op.ino, *self.place_of(op))
             self._stores.record(version, targets, st)
         return ours(self._lower, op, st)
+
+    def _was_never_there(self, op: Op) -> bool:
+        """Whether what may lie under the node's names is another file: a server forgot all that was
+        put there for the node, and has what lay there before again.
+        """
+        with self._lock:
+            return op.ino not in self._numbers and self._log.is_unmade(op.ino)
 
     def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
         """Give the staging file what it lacks: attributes changed since it was staged, xattrs of

@@ -220,6 +220,11 @@ class OperationLog:
     def is_pending(self, ino: Ino) -> bool:
         return ino in self._by_node
 
+    def is_unmade(self, ino: Ino) -> bool:
+        """Whether what creates the node is not persisted."""
+        ops = self._by_node.get(ino)
+        return ops is not None and ops[0].seq in self._creates
+
     def is_active(self, ino: Ino) -> bool:
         """Whether anything is to be done with the node, but for deletions of names of it that the
         guard holds back.
