@@ -449,7 +449,11 @@ class StateDatabase:
         return JoiningStep(self)
 
     def join(self) -> None:
-        """End such a step."""
+        """End such a step.
+
+        Where no other step comes, what has joined is recorded by the worker's look each second: the
+        engine may be busy with a storage that does not answer. Nobody may be told of it before.
+        """
         self._joined = len(self._statements)
 
     def end_step(self, error: BaseException | None) -> None:
@@ -537,8 +541,10 @@ class StateDatabase:
         return self.changes - len(self._statements)
 
     def when_recorded(self) -> Future[None]:
-        """Done, under the lock, when all that was changed until now is recorded; whoever asked may
-        cancel it.
+        """For whoever could not `commit`: done, under the lock, when all that is late is recorded;
+        whoever asked may cancel it.
+
+        What has joined and is not late is not waited for (`unrecorded`).
         """
         future: Future[None] = Future()
         if self.recording is Recording.CURRENT and not self.is_abandoned:

@@ -709,7 +709,7 @@ def test_a_file_that_had_no_room_in_ram_is_not_mirrored_before_it_is_staged(
 
 
 def test_a_file_is_not_mirrored_before_it_is_recorded_that_it_is_staged(tmp_path: Path) -> None:
-    """It needs no copy then; that is recorded with whatever comes next."""
+    """It needs no copy then; that is recorded with whatever comes next, each second at least."""
 
     async def script(made: World) -> None:
         made.engine.hold(True)
@@ -724,13 +724,55 @@ def test_a_file_is_not_mirrored_before_it_is_recorded_that_it_is_staged(tmp_path
             spilling(made).look()
             behind = spilling(made).unmirrored()
             assert (behind.files, behind.until) == (1, op.seq - 1)
-            made.state.commit()
+            made.fs.freeze_old()
+            assert not made.state.unrecorded
             behind = spilling(made).unmirrored()
             assert (behind.files, behind.until) == (0, made.log.last_seq)
-            spilling(made).look()
-            assert not spilling(made)._queue
+            assert not spilling(made)._queue, "looked at behind that"
 
     run(tmp_path, script, spill_budget=1)
+
+
+def test_nobody_hears_that_all_is_mirrored_before_what_was_left_out_is_recorded(
+    tmp_path: Path,
+) -> None:
+    """A stream's thread leaves out what comes next, and that joins the next step, too: until then
+    the journal names a file without bytes, behind which nothing survives.
+    """
+
+    async def before(made: World) -> None:
+        made.engine.hold(True)
+        await mirrored(made)
+        await made.write(b"f", b"1" * SMALL)
+        await made.do(made.fs.unlink(ROOT, b"f"))
+        await made.do(made.fs.mkdir(ROOT, b"d", 0o755, CALLER))
+        await all_mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        first = made.log.first()
+        assert first is not None
+        told: list[float] = []
+        with made.fs.lock:
+            assert spilling(made).unmirrored().until == first.seq - 1
+            copied = spilling(made).when_copied(ROOT, made.log.last_seq)
+            copied.add_done_callback(lambda _done: told.append(mirror._pending.known_changes))
+            with made.state.joining_step():
+                assert made.engine._elide(first)
+            left_out = made.state.changes
+            with made.state.step():  # as each second
+                spilling(made).look()
+                assert not copied.done()
+                assert made.state.recorded_changes < left_out
+        # it is heard of with that very step
+        assert await trio.to_thread.run_sync(copied.result, 60, abandon_on_cancel=True) is None
+        assert told[0] >= left_out
+
+    async def after(made: World) -> None:
+        assert await made.names() == [b"d"]
+
+    run(tmp_path, before, spill_budget=1)
+    lose_ram(tmp_path)
+    run(tmp_path, after, spill_budget=1)
 
 
 def test_a_file_whose_staging_file_is_lost_is_mirrored_after_all(tmp_path: Path) -> None:

@@ -294,6 +294,8 @@ class Spilling:
         self._look_what_is_owed()
         if self.spill.mirror is not None:
             self.spill.mirror.look()
+            if self._state.unrecorded:
+                self._look_soon()  # nobody is told before
             self._tell_clock(self.spill.mirror)
             self._tell_awaited(self.spill.mirror)
         self._due()
@@ -338,7 +340,8 @@ class Spilling:
     def _tell_awaited(self, mirror: Mirror) -> None:
         """Ask the journal that is written now to tell who waits when it has what is copied."""
         self._awaited = [one for one in self._awaited if not one.future.done()]
-        if not self._awaited:
+        if not self._awaited or self._state.unrecorded:
+            # what was left out, for instance, is in the journal still, perhaps without its bytes
             return
         until = self.unmirrored().until
         for one in self._awaited:
@@ -358,7 +361,8 @@ class Spilling:
         now = self.spill.calls.clock.now()
         if self._frees_ram or now < self._clock_told + CLOCK_S:
             return
-        if self._clock_asked == mirror.token:  # it has not come so far since it was asked last
+        # it has not come so far since it was asked last, or cannot have all that memory has
+        if self._clock_asked == mirror.token or self._state.unrecorded:
             if now > self._clock_told + ALIVE_S:  # but the session is to stay
                 self._clock_told = now
                 self.spill.tell_clock(0.0)
