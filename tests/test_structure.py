@@ -228,7 +228,7 @@ INODE_LOCKS_OF = {
     },
     "here, or in the file's own thread: `Contents.locking`": {
         (
-            "filesystem/content/contents.py: _allocate_piece, _beyond, _emptied, allocate, empty, "
+            "filesystem/content/contents.py: _allocate_piece, _beyond, _emptied, empty, "
             "truncate, write"
         ),
         "filesystem/content/outgrown.py: _has_data",
