@@ -300,4 +300,64 @@ MENDED_BUGS = [
         "        if True:\n",
         profiles=("mirrored-lane",),
     ),
+    Bug(
+        "staged-keeps-the-half",
+        "what was staged is stored with a half that was discarded since",
+        "writeback/commits/commit.py",
+        "        is_cut = self._placing.shorten_staged(op.version, staging)\n",
+        "        is_cut = False\n",
+        profiles=("mirrored-lane", "lane"),
+        unreached=(
+            "none of 100 histories of mirrored-lane, nor of 60 of lane, has anything to cut off; "
+            "`tests/filesystem/test_mirror.py` has it"
+        ),
+    ),
+    Bug(
+        "others-taken-for-what-was-done",
+        "what lies where a worker that died had put something is taken for that",
+        "writeback/commits/commit.py",
+        "        return None if st is None else self._as_left(op, st)\n",
+        "        return st\n",
+        profiles=("members",),
+        unreached=(
+            "one of 60 histories comes there, and finds what it left; "
+            "`tests/writeback/test_pairs.py` has it"
+        ),
+    ),
+    Bug(
+        "goes-on-before-the-look",
+        "behind what a dead worker did, and a server forgot, the next one goes on before it looks",
+        "writeback/commits/commit.py",
+        "        return outcome.is_doubtful and not op.committed\n",
+        "        return False\n",
+        profiles=("forgetting",),
+    ),
+    Bug(
+        "brought-by-the-one-before",
+        "a content that a server forgot goes without what came with the one before it",
+        "writeback/commits/recheck.py",
+        "            op.meta.xattrs = {**self._xattrs_before(group, op), **op.meta.xattrs}\n",
+        "",
+        profiles=("forgetting",),
+    ),
+    Bug(
+        "made-again-inherits",
+        "a directory that is made again after a server forgot it keeps an ACL of the one above",
+        "writeback/commits/recheck.py",
+        "                meta = self._committer.without_inherited(op, path, meta)\n",
+        "                pass\n",
+        profiles=("forgetting",),
+        unreached=(
+            "of 695 such looks of 200 histories none finds an ACL to take away; "
+            "`tests/writeback/test_recheck.py` has it"
+        ),
+    ),
+    Bug(
+        "forgotten-not-listed",
+        "a directory that a server has forgotten is not listed until it is made again",
+        "filesystem/lowerview.py",
+        "                if error.errno == errno.ENOENT and self._is_made_here(parent):\n",
+        "                if False:\n",
+        profiles=("forgetting",),
+    ),
 ]

@@ -122,4 +122,23 @@ MIRROR_BUGS = [
         "        return version.is_staged\n",
         ("mirror", "mirrored-lane"),
     ),
+    Bug(
+        "known-before-it-is-appended",
+        "the journal counts as having what is on its way to it",
+        "writeback/copies/pending.py",
+        "        self.known_changes = self._taken_changes\n",
+        "        self.known_changes = self.changes\n",
+        ONLY_MIRROR,
+    ),
+    Bug(
+        "heard-before-recorded",
+        "somebody hears that all is copied before it is recorded what was left out",
+        "filesystem/content/spilling.py",
+        "        if not self._awaited or self._state.unrecorded:\n",
+        "        if not self._awaited:\n",
+        ONLY_MIRROR,
+        unreached=(
+            "no program waits to hear that all is copied; `tests/filesystem/test_mirror.py` has it"
+        ),
+    ),
 ]
