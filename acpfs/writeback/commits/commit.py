@@ -4,9 +4,9 @@ thread.
 Every operation may have been carried out before (the worker died between the backing directory's
 answer and the state database): each method finds that out and treats it as done. The committed
 tree, the manifest and the mark "committed" change in one transaction right after the call, so that
-at most one operation is ever in doubt, or a run of new files that have nothing to do with each
-other (`store_runs`). What others did to the backing directory meanwhile is put right where it can
-be, and counted.
+at most one operation is ever in doubt, or a run of new files or of removals that have nothing to do
+with each other (`store_runs`, `removal_runs`). What others did to the backing directory meanwhile
+is put right where it can be, and counted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.moved_contents import Moved, MovedContents
 from acpfs.writeback.commits.placing import Placing, StagingLostError
+from acpfs.writeback.commits.removal_runs import begin_removals
 from acpfs.writeback.commits.shut_directories import CHANGE, ENTER, ShutDirectories, Wanted
-from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
+from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours, take_back
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import ATTRIBUTES, Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.pairs import Pairs
-from acpfs.writeback.log.stages import Step
+from acpfs.writeback.log.stages import Stage, Step
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.equal import is_linked
@@ -85,6 +86,8 @@ class Committer:
         """Whether something was changed for the operation that is being carried out now."""
         self._doubtful = False
         """Whether it may have been carried out before, in part."""
+        self._is_of_run = False
+        """Whether it was begun together with others, and is recorded with them."""
         self._owed: dict[Ino, None] = {}
         """Directories in which names may have been made for operations that were given up."""
         self._numbers: dict[Ino, int] = {}
@@ -222,14 +225,35 @@ class Committer:
                 self._done(op, st, outcome)
             if outcome.has_ended or run.done:
                 return 0 if outcome.has_ended else len(run.done)
+        if group[at].kind is OpKind.UNLINK and not self.stopped:
+            ops = group[at : at + RUN_OPS_MAX]
+            removals = begin_removals(self._parts, ops, self._before, outcome)
+            if outcome.has_ended or removals:
+                return self._next_removals(removals, outcome)
         return self._next_alone(group[at], outcome)
 
+    def _next_removals(self, run: list[Op], outcome: GroupOutcome) -> int:
+        """Carry out a run that was begun; nothing is done for those behind one that does not
+        succeed.
+        """
+        done = 0
+        self._is_of_run = True
+        try:
+            while done < len(run) and self._next_alone(run[done], outcome):
+                done += 1
+        finally:
+            self._is_of_run = False
+        with self._lock, self._state.step():  # records those that were done
+            take_back(op for op in run[done:] if op.stage is Stage.UNDER_WAY)
+        return done if done == len(run) else 0
+
     def _next_alone(self, op: Op, outcome: GroupOutcome) -> int:
-        self._doubtful = op.begun
+        self._doubtful = op.begun and not self._is_of_run
         self._changed = False
         try:
-            self._catch_up(op)
-            if self.stopped or not self._begin(op):
+            if not self._is_of_run:
+                self._catch_up(op)
+            if self.stopped or not (self._is_of_run or self._begin(op)):
                 return 0
             st = self._again(op, outcome) if op.committed else self._carry_out(op)
         except StagingLostError:
@@ -365,9 +389,11 @@ class Committer:
         return self._shut.carry_out(action, lambda: self._directories(op))
 
     def _attempt(self, op: Op) -> LowerStat | None:
-        self._before([op])
+        if not self._is_of_run:
+            self._before([op])
         conflicts = self._conflicts.total
-        if self._conflicts.concerns(op) and not self._conflicts.admit(op):
+        is_concerned = self._conflicts.concerns(op, is_doubtful=self._doubtful)
+        if is_concerned and not self._conflicts.admit(op):
             self._leave(op)
             return None
         if self._conflicts.total > conflicts:
@@ -485,7 +511,8 @@ class Committer:
 
         `moves`: paths change with it, `_moving` has said so.
         """
-        with self._lock, self._state.step():
+        step = self._state.joining_step() if self._is_of_run else self._state.step()
+        with self._lock, step:
             try:
                 yield
                 self._log.mark_committed(op)

@@ -109,15 +109,17 @@ class Conflicts:
         """Whether the operation was logged when others may have changed things since."""
         return op.seq <= self._until or op.ino in self._inos
 
-    def concerns(self, op: Op) -> bool:
-        """Whether to look first: also before a removal that the guard or the gate held back, for
-        others may have written there since.
+    def concerns(self, op: Op, *, is_doubtful: bool = False) -> bool:
+        """Whether to look first: also before a removal that the guard or the gate held back, or
+        that may have been carried out before, for others may have written there since.
         """
-        return self.covers(op) or ((op.let_go or op.delayed) and self._may_hit_others(op))
+        is_late = op.let_go or op.delayed
+        return self.covers(op) or ((is_late or is_doubtful) and self._may_hit_others(op, is_late))
 
-    def _may_hit_others(self, op: Op) -> bool:
+    def _may_hit_others(self, op: Op, is_late: bool) -> bool:
         if op.kind is OpKind.RMDIR:
-            return op.tries >= LEAVE_AFTER_TRIES  # something is in it, and does not go
+            # something is in it, and does not go
+            return is_late and op.tries >= LEAVE_AFTER_TRIES
         return op.kind is OpKind.UNLINK and self._parts.node_at((op.parent, op.name)) == op.ino
 
     def noted(self, op: Op, st: LowerStat | None) -> None:

@@ -100,29 +100,13 @@ class StoreRuns:
     def _begin(
         self, ops: list[Op], run: GroupOutcome, before: Callable[[Sequence[Op]], None]
     ) -> list[_Store]:
-        with self._lock:
-            stores = self._plain(ops)
-            if len(stores) < 2:
-                return []
-            for store in stores:
-                self._log.mark_begun(store.op)
-            try:
-                # else a next worker would take them for ones that nothing was done for
-                self._state.must_commit()
-            except OSError as error:
-                return self._given_up(stores, stores[0], error, run)
-        try:
-            before([store.op for store in stores])
-        except OSError as error:
-            return self._given_up(stores, stores[0], error, run)
-        return stores
+        stores: list[_Store] = []
 
-    def _given_up(
-        self, stores: list[_Store], failed: _Store, error: OSError, run: GroupOutcome
-    ) -> list[_Store]:
-        _take_back(store for store in stores if store is not failed)
-        self._failed(failed.op, error, run)
-        return []
+        def choose() -> list[Op]:
+            stores.extend(self._plain(ops))
+            return [store.op for store in stores]
+
+        return stores if begin_together(self._parts, choose, before, run) else []
 
     def _plain(self, ops: list[Op]) -> list[_Store]:
         if any(op.kind in MOVING for op in self._log.in_doubt()):
@@ -189,10 +173,10 @@ class StoreRuns:
             with self._lower.keeping_directories():
                 for at, store in enumerate(stores):
                     if self._is_stopped():
-                        _take_back(stores[at:])
+                        take_back(behind.op for behind in stores[at:])
                         break
                     if not self._rename(store, run):
-                        _take_back(stores[at + 1 :])
+                        take_back(behind.op for behind in stores[at + 1 :])
                         break
         except OSError:  # a directory has moved: where its files are, each has to find out
             run.done.clear()
@@ -203,9 +187,9 @@ class StoreRuns:
             self._lower.rename(store.staging, store.target)
         except OSError as error:
             if error.errno in _TO_BE_LOOKED_INTO:
-                _take_back([store])
+                take_back([op])
             else:
-                self._failed(op, error, run)
+                _failed(op, error, run)
             return False
         try:
             st = self._lower.lstat(store.target)
@@ -219,11 +203,6 @@ class StoreRuns:
         if still is None:
             run.done.append((op, ours(self._lower, op, st)))
         return still is None
-
-    def _failed(self, op: Op, error: OSError, run: GroupOutcome) -> None:
-        op.take(Step.TAKEN_BACK if error.errno in CERTAIN else Step.FAILED)
-        run.failed = op
-        run.error = error
 
     # -- the end
 
@@ -266,10 +245,43 @@ def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
     return st._replace(ino=op.version.staging_ino, mtime_ns=given_ns)
 
 
-def _take_back(stores: Iterable[_Store]) -> None:
+def begin_together(
+    parts: DrainParts,
+    choose: Callable[[], list[Op]],
+    before: Callable[[Sequence[Op]], None],
+    run: GroupOutcome,
+) -> list[Op]:
+    """Begin in one step what is chosen under the lock, if that is more than one; returns them, or
+    none.
+    """
+    ops: list[Op] = []
+    try:
+        with parts.lock:
+            ops = choose()
+            if len(ops) < 2:
+                return []
+            for op in ops:
+                parts.log.mark_begun(op)
+            # else a next worker would take them for ones that nothing was done for
+            parts.state.must_commit()
+        before(ops)
+    except OSError as error:
+        take_back(ops[1:])
+        _failed(ops[0], error, run)
+        return []
+    return ops
+
+
+def _failed(op: Op, error: OSError, run: GroupOutcome) -> None:
+    op.take(Step.TAKEN_BACK if error.errno in CERTAIN else Step.FAILED)
+    run.failed = op
+    run.error = error
+
+
+def take_back(ops: Iterable[Op]) -> None:
     """Nothing was done for them.
 
     Their rows may go on saying that they were begun, which costs a next worker a look.
     """
-    for store in stores:
-        store.op.take(Step.TAKEN_BACK)
+    for op in ops:
+        op.take(Step.TAKEN_BACK)

@@ -63,6 +63,23 @@ BUGS = [
         unjudged="bytes in RAM do not change by themselves here; test_checksums has it",
     ),
     Bug(
+        "on-behind-a-failed-removal",
+        "a run of removals goes on behind one that failed",
+        "writeback/commits/commit.py",
+        "            while done < len(run) and self._next_alone(run[done], outcome):\n"
+        "                done += 1\n",
+        "            for op in run:\n                done += self._next_alone(op, outcome)\n",
+        profiles=("members",),
+    ),
+    Bug(
+        "removed-though-in-doubt",
+        "a removal that may have been carried out before removes what others have put there since",
+        "writeback/commits/conflicts.py",
+        "        return self.covers(op) or ((is_late or is_doubtful) and",
+        "        return self.covers(op) or (is_late and",
+        unreached="no other member comes in between; test_removal_runs has it",
+    ),
+    Bug(
         "group-swapped",
         "the first two operations of a group change places",
         "writeback/commits/commit.py",
