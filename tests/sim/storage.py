@@ -320,9 +320,12 @@ class Storage:
         """A server ends, and with it the latest changes of names that were not flushed; how many.
 
         Contents stay, as acpfs has flushed those before they get a name; so do attributes. So does
-        what was removed: where that is there again, acpfs leaves it (`Recheck`).
+        what was removed, or replaced by what was moved away since: where that is there again, acpfs
+        leaves it (`Recheck`).
         """
         first = chance.randint(self._lasting_changes(), len(self._changes))
+        while self._brings_back(first):
+            first += 1
         lost = self._changes[first:]
         del self._changes[first:]
         for change in reversed(lost):
@@ -332,6 +335,26 @@ class Storage:
             self._count_links()
             self._changed()
         return len(lost)
+
+    def _brings_back(self, first: int) -> bool:
+        """Whether a name that leads nowhere would lead to what was replaced under it, without the
+        changes from the `first` on.
+        """
+        former: dict[tuple[int, bytes], Inode | None] = {}
+        moved: dict[tuple[int, bytes], Inode | None] = {}
+        for change in self._changes[first:]:
+            for directory, name, inode in change.former:
+                former.setdefault((id(directory), name), inode)
+                moved[id(directory), name] = inode
+        now = {
+            (id(directory), name): directory.children.get(name)
+            for change in self._changes[first:]
+            for directory, name, _inode in change.former
+        }
+        return any(
+            now[place] is None and before is not None and before is not moved[place]
+            for place, before in former.items()
+        )
 
     def _count_links(self) -> None:
         links = Counter[Inode]()

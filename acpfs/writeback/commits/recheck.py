@@ -8,8 +8,8 @@ contents are to be streamed again. What is known by its inode number counts as t
 number: under a name that was replaced the old file shows again. What a change that failed may have
 moved is looked for at both ends (`whereabouts`). A later content that such a change has put there
 stays, and a directory that one may have removed is not made again. What was removed, and is there
-again, is left. Called in a thread for flushes, with no commit under way; may be done again at any
-point.
+again, is left; so is what was replaced by something that was moved away since. Called in a thread
+for flushes, with no commit under way; may be done again at any point.
 """
 
 from __future__ import annotations
