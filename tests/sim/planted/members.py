@@ -29,7 +29,7 @@ MEMBER_BUGS = [
         "removal-not-gated",
         "a removal waits for no pointer of others",
         GATE,
-        "return op.kind in REMOVING and op.parent > 0 and self._may_have_peers()",
+        "return _is_removal(op) and self._may_have_peers()",
         "return False",
         ONLY_MEMBERS,
     ),
