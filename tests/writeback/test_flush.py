@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections import Counter
 
 import pytest
@@ -224,6 +225,38 @@ def test_a_flush_that_a_file_system_refuses_which_has_become_read_only_is_not_le
     world.lower.fault = deny
     run(world.drain)
     assert denied == 20
+
+
+@clause("S24")
+def test_what_a_look_made_again_without_an_answer_is_flushed_again(world: World, run: Run) -> None:
+    """Its directory was flushed before, and the next look finds it there."""
+    flushed: list[LowerPath] = []
+    faults = ["flush", "mkdir"]
+    for name in "pq":
+        world.mkdir(name)
+    run(world.drain)
+
+    def fail(label: str, path: LowerPath) -> None:
+        if label == "fsync directory":
+            flushed.append(path)
+        if (label, path) == ("fsync directory", (b"q",)) and "flush" in faults:
+            faults.remove("flush")
+            del world.lower.inode("p").children[b"new"]  # others take away what is empty
+        elif (label, path) == ("mkdir", (b"p", b"new")) and faults == ["mkdir"]:
+            faults.remove("mkdir")
+            world.lower._place(path, world.lower._inode(stat.S_IFDIR | 0o700))
+            flushed.clear()
+        else:
+            return
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    world.lower.fault = fail
+    for name in "pq":
+        world.mkdir(f"{name}/new")
+    run(world.drain)
+    assert not faults
+    assert world.lower.visible() == world.application_view()
+    assert (b"p",) in flushed
 
 
 @clause("S24")

@@ -65,19 +65,33 @@ class Recheck:
         known = [(op, st) for op, st in self._made(group) if op.seq not in group.safe]
         moved = set[Seq]()
         for op, st in known:  # a directory that is moved comes first in its group
-            if self._tried(self._name, op, st):
-                group.made_again = True  # at once: the look may not come to its end
+            if self._made_again(group, self._name, op, st):
                 moved.add(op.seq)
         entry = partial(self._entry, group)
         for op, st in known:
-            if self._tried(entry, op, st):
-                group.made_again = True
-            elif op.seq not in moved and not self._touches_unflushed(group, op):
+            if self._made_again(group, entry, op, st) or op.seq in moved:
+                continue
+            if not self._touches_unflushed(group, op):
                 group.safe.add(op.seq)
         if self._placing.has_made_parents:
             for op, _st in known:
                 group.synced.update(dict.fromkeys(self._committer.above(op)))
             self._placing.has_made_parents = False
+
+    def _made_again(
+        self, group: GroupOutcome, attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat
+    ) -> bool:
+        """Whether something was, which `group` is told at once: the look may not come to its end.
+
+        Also where that failed: it may be there all the same, and the next look finds it.
+        """
+        try:
+            is_made = self._tried(attempt, op, st)
+        except OSError:
+            group.made_again = True
+            raise
+        group.made_again |= is_made
+        return is_made
 
     @staticmethod
     def _touches_unflushed(group: GroupOutcome, op: Op) -> bool:
