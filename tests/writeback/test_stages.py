@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+import trio._core._run as trio_run
 
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
@@ -188,9 +189,25 @@ def test_that_a_file_is_staged_is_recorded_with_the_word_that_its_commit_begins(
     world: World, run: Run
 ) -> None:
     """So a close comes to be persisted in four transactions: closed; staged, and begun; carried
-    out; persisted. Where many files are drained at once they share some of these.
+    out; persisted. In five where the engine's look for what else is to be streamed comes before
+    the one for what is to be committed: trio draws lots which of two tasks goes first. Where many
+    files are drained at once they share some of these.
     """
-    world.store("f", b"x")
+    together = [(True, 1, False), (False, 1, False), (False, 0, True)]
+    apart = [(True, 0, False), (False, 1, False), (False, 1, False), (False, 0, True)]
+    found = []
+    for number in range(8):
+        trio_run._r.seed(number)  # or all of them are drawn by the test's seed
+        found.append(_stages(world, run, f"f{number}"))
+    assert together in found
+    assert all(one in (together, apart) for one in found)
+
+
+def _stages(world: World, run: Run, name: str) -> list[tuple[bool, int, bool]]:
+    """What each transaction of a file's drain says: staged, how often begun or carried out, and
+    persisted.
+    """
+    world.store(name, b"x")
     transactions: list[list[str]] = [[]]
 
     def traced(sql: str) -> None:
@@ -209,8 +226,4 @@ def test_that_a_file_is_staged_is_recorded_with_the_word_that_its_commit_begins(
         )
         for statements in transactions
     ]
-    assert [stage for stage in stages if any(stage)] == [
-        (True, 1, False),
-        (False, 1, False),
-        (False, 0, True),
-    ]
+    return [stage for stage in stages if any(stage)]
